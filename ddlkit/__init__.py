@@ -195,7 +195,8 @@ def _has_torch() -> bool:
     try:
         return find_spec("torch") is not None
     except ValueError:
-        # A module without a specification, such as one that a test made, is there.
+        # `find_spec` raises this for an imported module without a specification, such as one
+        # that a test made.
         return True
 
 

@@ -153,7 +153,8 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         _refuse_moved_command(words, program)
         arguments = _parse(words, program)
         with _errors_of_machine():
-            # Most commands return None, which means success.
+            # `_parser` has set `run`, the function of the command. Most commands return None,
+            # which means success.
             return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
@@ -167,8 +168,9 @@ def _status_of(words: Sequence[str], program: Program) -> int:
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
     finally:
-        # The same process may run another command, which must not be interrupted by a
-        # signal or a reminder of this command.
+        # The same process may run another command. A signal of this command must not decide
+        # its exit status, and a reminder, a timer that repeats an interrupt, must not
+        # interrupt it.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
@@ -178,9 +180,9 @@ def _status_of(words: Sequence[str], program: Program) -> int:
 def _errors_of_machine() -> Iterator[None]:
     """Turn errors of the operating system that the user can mend into a UserError.
 
-    These are limits of the machine, and paths that cannot be used. The latter are found
-    wherever a path is first looked at, because even whether a file exists is not told for
-    a directory that this user may not enter.
+    Such an error is a limit of the machine (`LIMITS`), or a path that cannot be used
+    (`WRONG_PATHS`). Any code that looks at a path may raise the latter: in a directory that
+    this user may not enter, even the question whether a file exists fails.
     """
     try:
         yield
@@ -190,11 +192,13 @@ def _errors_of_machine() -> Iterator[None]:
             facts = (error.strerror, error.filename, LIMITS[error.errno])
             line = ": ".join(str(fact) for fact in facts if fact)
             raise UserError(line) from error
+        # Without a file name, the error is about no path.
         if error.errno in WRONG_PATHS and error.filename:
             raise UserError(
                 f"cannot use {os.fsdecode(error.filename)}: {error.strerror}: "
                 f"{WRONG_PATHS[error.errno]}"
             ) from error
+        # The user can mend no other error, so its traceback is shown.
         raise
 
 
@@ -207,7 +211,7 @@ def _discard_further_output() -> None:
 def _prepare_process() -> None:
     """Set how this process prints, warns and reacts to signals."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # The terminal may know ASCII only.
+        # The terminal may know ASCII only. Other characters are then printed as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     # Overflows and divisions by zero are reported once, by `show`, where they reach the result.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
@@ -251,6 +255,8 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # If code that an extension ran has raised KeyboardInterrupt, Python remembers this, and
     # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
     exec("")
+    # The exception may have another cause than a signal that `_interrupt` recorded. It then
+    # counts as Ctrl-C.
     number = _signals_received[0] if _signals_received else signal.SIGINT
     if number == signal.SIGHUP:
         number = signal.SIGTERM
@@ -301,7 +307,7 @@ def ask(command: str, *files: Any, **options: Any) -> dict[str, Any]:
 
 
 def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[str]:
-    """Return the words that give an option its value or values.
+    """Return the words of a command line that give an option its value or values.
 
     There are no words for False and None, and only the option for True. ``repeatable`` has
     the options that must be repeated before each of several values.
@@ -314,6 +320,7 @@ def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[st
     values = [str(value)]
     if isinstance(value, (list, tuple)):
         values = [str(item) for item in value]
+    # An option such as --collectives takes several values at once.
     if option not in repeatable:
         return [option, *values]
     # An option such as --scale takes one value, and may be given several times.
@@ -324,7 +331,7 @@ def _option_words(name: str, value: Any, repeatable: Collection[str]) -> list[st
 
 
 def _repeatable(command: str) -> set[str]:
-    """Return the options of a command that may be given several times."""
+    """Return the options of a command that may be given several times, with their dashes."""
     repeatable: set[str] = set()
     # The parser refuses an unknown command later.
     if command not in COMMANDS:
@@ -351,8 +358,8 @@ def _install_interrupt_handlers() -> None:
     SIGTERM and SIGHUP then interrupt a command as Ctrl-C does. The reminder, which
     `_interrupt` sends, raises KeyboardInterrupt again if Python has dropped it.
     """
-    # Nobody lets a command ignore SIGTERM, as a rule, and only this program sends the
-    # reminder.
+    # These two are always handled: a command is hardly ever started with SIGTERM ignored, and
+    # only this program sends the reminder.
     for number in (signal.SIGTERM, REMINDER):
         signal.signal(number, _interrupt)
     # A script lets its background processes ignore SIGINT, and nohup lets a command ignore
@@ -368,21 +375,26 @@ def _install_interrupt_handlers() -> None:
 
 
 def _interrupt(number: int, _: object) -> None:
-    """Raise KeyboardInterrupt now, and again after a while unless it is being handled.
+    """Raise KeyboardInterrupt for the signal ``number``, and send a reminder after a while.
 
-    The first exception may get lost: Python drops an exception that is raised in a
-    finaliser, and an extension may drop one that is raised in Python code that it calls.
+    The exception may get lost: Python drops an exception that is raised in a finaliser, and
+    an extension may drop one that is raised in Python code that it calls. The reminder, a
+    signal of this process to itself, therefore raises it again, unless an interrupt is being
+    handled by then. Each reminder sends the next one, until the command ends.
     """
     timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
     # The timer must not keep the process alive until it has sent the reminder.
     timer.daemon = True
     timer.start()
+    # The list serves to cancel the reminders when the command ends.
     _reminders.append(timer)
+    # A signal from outside interrupts at once.
     if number != REMINDER:
         _signals_received.append(number)
         raise KeyboardInterrupt
     # While an interrupt is being handled, a reminder must not interrupt the cleaning up.
-    if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+    _, being_handled, _ = sys.exc_info()
+    if not isinstance(being_handled, KeyboardInterrupt):
         raise KeyboardInterrupt
 
 
@@ -394,10 +406,10 @@ MOST_NAMED_CHOICES = 4
 
 
 def _unknown_choice(match: re.Match[str]) -> str:
-    """Return in words that an argument has none of the values to choose from, and what to use.
+    """Return the error for an argument whose value is not one of its choices.
 
-    The groups of ``match`` are the name of the argument, its value in quotes, and the
-    choices in quotes, separated by commas.
+    It says what to use instead. The groups of ``match`` are the name of the argument, its
+    value in quotes, and the choices in quotes, separated by commas.
     """
     name, value, quoted_choices = match.groups()
     choices = [choice.strip(" '") for choice in quoted_choices.split(",")]
@@ -406,6 +418,7 @@ def _unknown_choice(match: re.Match[str]) -> str:
     # A guess helps where there are many choices. A few are all named instead.
     if similar and len(choices) > MOST_NAMED_CHOICES:
         advice = f"did you mean {similar[0]!r}?"
+    # argparse treats the commands as the choices of an argument with this name.
     if name == "COMMAND":
         return f"there is no command {value}: {advice}"
     return f"{name} {value}: {advice}"
@@ -421,24 +434,25 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the ``message`` of argparse in the words of this program."""
-        # argparse writes "argument --plan: expected one argument", "argument --json:
-        # ignored explicit argument 'yes'" for the word --json=yes, or "the following
-        # arguments are required: --profile".
+        # Most messages begin as in "argument --plan: expected one argument".
         problem = one_line(message).removeprefix("argument ")
+        # For the word --json=yes: "argument --json: ignored explicit argument 'yes'".
         problem = re.sub(
             r"ignored explicit argument '(.*)'$",
             r"takes no value: leave =\1 out",
             problem,
         )
+        # "argument --to: invalid choice: 'x' (choose from 'ddp', 'inductor')".
         problem = re.sub(
             r"^(.*): invalid choice: (.*) \(choose from (.*)\)$",
             _unknown_choice,
             problem,
         )
-        # `is_required` is the text between the quotes, or "" if the message lacks it.
-        _, is_required, names = problem.partition("arguments are required: ")
-        if is_required:
-            problem = f"{self.command or self.prog} needs {names}"
+        # "the following arguments are required: --profile". Any other message lacks these
+        # words, and `separator` is then empty.
+        _, separator, missing = problem.partition("arguments are required: ")
+        if separator:
+            problem = f"{self.command or self.prog} needs {missing}"
             if self.example:
                 problem += f", as in: {self.example}"
         elif self.command:
@@ -450,7 +464,8 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     """Return the parsed words of a command.
 
     ``given_names`` of the result are the names of the arguments that the words give. Commands
-    refuse an option without an effect even if the user gives its default value.
+    refuse an option without an effect even if the user gives its default value. Raises
+    UserError for a word that the command does not take.
     """
     parser = _parser(program)
     arguments, unknown = parser.parse_known_args(words)
@@ -487,12 +502,14 @@ def _parser(
     )
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name, command in program.commands.items():
+        # The list of all commands has the first sentence of each.
         first_sentence = command.text.partition(". ")[0].rstrip(".")
         subparser = commands.add_parser(
             name,
             help=f"{first_sentence}.",
             usage=_usage(f"{program.called} {name}", command),
             description=_description(command.text, command.example),
+            # `_description` has broken its lines, so argparse must not fill them anew.
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         # By default argparse takes -5 as a value, but -5s as an option. No option here

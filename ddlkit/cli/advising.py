@@ -183,11 +183,12 @@ def advise(arguments: argparse.Namespace) -> None:
         return
     _refuse_wrong_combination(arguments)
     _refuse_impossible_page(arguments.html)
+    # `result` is what is printed. `advice` is the `Advice` with all plans, for the drawings.
     if arguments.model:
         result, advice = _advice_by_measuring(arguments)
     else:
         result, advice = _advice_from_tables(arguments)
-    # Only rank 0 has an advice.
+    # Of the ranks that torchrun or srun started, only rank 0 has an advice, and prints it.
     if not advice:
         return
     advised_plan = result["advice"]
@@ -211,7 +212,7 @@ def advise(arguments: argparse.Namespace) -> None:
             facts=result["origin"],
             name_of_best=in_words(result["predicted_best"]),
         )
-        print_remarks([f"the page was written: {arguments.html}"], [])
+        print_remarks(notes=[f"the page was written: {arguments.html}"], warnings=[])
 
 
 def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
@@ -242,7 +243,9 @@ def _refuse_impossible_page(path: Path | None) -> None:
     from ddlkit.show import WRITING_A_PAGE, needs
     from ddlkit.store import own_output
 
+    # Drawing needs an extra of ddlkit.
     needs("--html", WRITING_A_PAGE)
+    # This refuses a directory and a recorded table.
     own_output(path)
     refuse_other_than_page(path)
     refuse_unwritable("--html", path, path.parent)
@@ -281,6 +284,7 @@ def _measured_when(out: Path) -> str:
     """
     from ddlkit import store
 
+    # The stamp is a file beside the table that says when and where it was measured.
     stamp = store.load_stamp(out / "collectives.csv")
     measured = datetime.datetime.fromisoformat(stamp["time"])
     return f"{measured.astimezone(datetime.UTC):%Y-%m-%d %H:%M} UTC, into {out}/"
@@ -323,6 +327,7 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     """Print ways to divide a model into units for sharded training, the fastest first.
 
     They are the ways that --units lists, separated by semicolons, and those of `UNIT_SIZES`.
+    Each has two rows: parameters are sharded again after the forward pass, or kept whole.
     """
     from pandas import DataFrame
 
@@ -348,9 +353,11 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     # With --assume-ring, rows also have a column that says so.
     same_for_all += list(assumption(arguments))
     table = DataFrame(rows).drop(columns=same_for_all)
+    # Either all rows have an interval or none has, because all rest on the same costs.
     if not table["iteration_interval_s"].notna().any():
         table["iteration_interval_s"] = "not known"
     print(table.to_string(index=False))
+    # This text is the same for all rows.
     print(f"\nintervals include only {rows[0]['interval_includes']}")
 
 
@@ -358,12 +365,13 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    # This is the forecast under PyTorch's default plan. Only its workload, and what its
-    # interval holds, are used. `Advice` makes the forecasts that it compares.
+    # Of this forecast under PyTorch's default plan, only the workload and the causes in its
+    # interval are used. `Advice` makes the forecasts that it compares.
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
         arguments, DEFAULT, notes=notes
     )
+    # The intervals of gains are made from random draws of the cost.
     if not communication.draws:
         raise _cost_without_intervals(arguments)
     print_remarks(notes, warnings)
@@ -373,6 +381,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "ranks": communication.cost.workers,
         **advice.to_dict(),
         "decided_by": "prediction",
+        # The text is empty if the interval includes all causes by which iterations differ.
         "interval_includes": forecast.interval_includes or None,
         "warnings": warnings,
     }
@@ -403,7 +412,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     On all ranks but rank 0 the result is empty and the advice is None.
     """
     # These calls refuse wrong options before the imports below load torch, which takes
-    # seconds. The rate of --lab is read again by `_launch`.
+    # seconds. `_launch` reads the rate of --lab again.
     lab_rate(arguments.lab)
     require_lab(arguments.lab)
     require_model_file(arguments.model)
@@ -430,13 +439,14 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     refuse_impossible_outputs(out)
     with interrupt_says_kept(out):
         if ranks_of_launcher > 1:
-            is_first = _measure_as_rank(settings, out)
+            is_rank_0 = _measure_as_rank(settings, out)
             # Only rank 0 has the tables.
-            if not is_first:
+            if not is_rank_0:
                 return {}, None
             return _result_and_advice(out, ranks, tried=confirm_s > 0)
         # Ranks take a while to start. A mistake in the model is found here before that.
         check(arguments.model)
+        # These directories are removed again if nothing is measured.
         made = _to_be_made(out)
         with only_command_in(out):
             with _removing_leftovers(out, made):
@@ -468,7 +478,7 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
 
     Raises
     ------
-    UserError
+    UserError, KeyboardInterrupt
         If the block raises it.
     """
     try:
@@ -476,6 +486,7 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
     except (UserError, KeyboardInterrupt) as error:
         # After an error, a traceback in a log tells the cause. An interrupt needs none.
         log = _telling_log(out) if isinstance(error, UserError) else None
+        # Any other file is a measurement. Then everything stays, for the next run.
         names = {path.name for path in out.iterdir()}
         if names <= set(_LEFTOVERS):
             _remove_leftovers(out, made, with_logs=log is None)
@@ -485,9 +496,10 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
 
 
 def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> None:
-    """Remove `_LEFTOVERS` from a directory, and then those of ``made`` that are empty.
+    """Remove `_LEFTOVERS` from the directory ``out``, and then those of ``made`` that are empty.
 
-    ``with_logs`` says whether the logs of the ranks are removed, too.
+    ``made`` has the directories that this command has made, the innermost first. ``with_logs``
+    says whether the logs of the ranks are removed, too.
     """
     # The command may have failed before it made some of these.
     if with_logs:
@@ -495,7 +507,8 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
     (out / "job.json").unlink(missing_ok=True)
     # The lock goes last, so that no other command begins before the rest is gone.
     (out / ".lock").unlink(missing_ok=True)
-    # Another command may have begun in the directory now, which is then not empty.
+    # Removing a directory that is not empty fails, and so ends the loop. Logs may have stayed,
+    # or another command may have begun in the directory now.
     with contextlib.suppress(OSError):
         for directory in made:
             directory.rmdir()
@@ -512,7 +525,7 @@ def _telling_log(out: Path) -> Path | None:
 def _measure_as_rank(settings: Any, out: Path) -> bool:
     """Run `advise_job` as one of the ranks of torchrun or srun, and return whether as rank 0.
 
-    Rank 0 writes the tables of the job into ``out``.
+    ``settings`` are the `AdviseSettings`. Rank 0 writes the tables of the job into ``out``.
     """
     from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import joined, layout
@@ -520,7 +533,8 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
     from ddlkit.measure.cluster import link_of
 
     made = _to_be_made(out)
-    # MEETING_S is how long ranks wait until all of them have built the model.
+    # `me` is this rank. MEETING_S is how long ranks wait until all of them have built the
+    # model.
     with joined(MEETING_S) as me, only_command_in(out, me):
         # Rank 0 alone writes into the directory, and so removes what is left there.
         cleaning: AbstractContextManager[None] = contextlib.nullcontext()
@@ -556,6 +570,7 @@ def _default_directory(arguments: argparse.Namespace, ranks: int) -> Path:
     facts = [Path(arguments.model).name, f"p{ranks}", f"k{arguments.accumulate}"]
     if arguments.lab:
         facts.append(arguments.lab)
+    # Characters that a file system may refuse, such as the colon of mine.py:net, become "-".
     return Path("advised") / re.sub(r"[^\w-]", "-", "-".join(facts))
 
 
@@ -565,7 +580,7 @@ def _launch(
     """Measure and try plans by `advise_job`, in ``ranks`` processes of this machine.
 
     Messages go over loopback, between GPUs as NCCL chooses, or over the links of --lab.
-    The job writes its tables into ``out``.
+    ``settings`` are the `AdviseSettings`. The job writes its tables into ``out``.
     """
     import torch
 
@@ -574,18 +589,19 @@ def _launch(
 
     if arguments.lab:
         rate_bits_per_s, delay_s = lab_rate(arguments.lab)
-        members, _ = ranks_in_lab(ranks, rate_bits_per_s, delay_s)
+        processes, _name_of_table = ranks_in_lab(ranks, rate_bits_per_s, delay_s)
     else:
         gpus = torch.cuda.device_count()
         if gpus > ranks:
             print(unused_gpus(ranks, gpus), file=sys.stderr)
-        members = Ranks.of(ranks, device_of_own_ranks())
-    # A large model takes longer to build than ranks may take to meet by default.
-    members = replace(members, join={**members.join, "timeout_s": MEETING_S})
+        processes = Ranks.of(ranks, device_of_own_ranks())
+    # Ranks meet once each has built its model. A large one takes longer to build than ranks
+    # wait for each other by default.
+    processes = replace(processes, join={**processes.join, "timeout_s": MEETING_S})
     # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + settings.measure_s + settings.confirm_s
     print_starting(ranks)
-    members.run(advise_job, settings, estimate_s=estimate_s, out=out)
+    processes.run(advise_job, settings, estimate_s=estimate_s, out=out)
 
 
 def unused_gpus(ranks: int, gpus: int) -> str:
@@ -620,7 +636,8 @@ def _result_and_advice(
         "run this command again on an idle machine, with a longer --minutes and another "
         "--out"
     )
-    warnings = list(strange_rows(messages, measure_again))
+    # Warnings of times that do not depend on the size of the message as usual.
+    warnings = list(strange_rows(messages, remedy=measure_again))
     print_warnings(warnings)
     trials_path = out / "trials.csv"
     facts = {
@@ -629,7 +646,7 @@ def _result_and_advice(
         "measurements_directory": str(out),
         "warnings": warnings,
     }
-    # If the default is the only plan, there was nothing to compare it with.
+    # If the default is the only plan, there was nothing to compare it with, and no trial.
     only_default = len(advice.options) == 1
     # Without a trial, the prediction decides.
     if not tried or only_default or not store.has_table(trials_path):
@@ -639,7 +656,8 @@ def _result_and_advice(
         return result, advice
     trials = store.load_table(trials_path, "trials")
     result = {**facts, **_result_of_trial(advice, trials, messages)}
-    # The lines for a person say this with the plan, so these warnings are not printed.
+    # A measured iteration may contradict the prediction of its plan. The lines for a person
+    # say this below the plan, so these warnings are not printed.
     contradictions = [
         f"plan {plan['plan']}: {_contradiction(plan)}"
         for plan in (result["default_plan"], result["best_plan"])
@@ -663,8 +681,8 @@ def _result_of_trial(
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
-    # Each plan trains for equally many iterations in each round. The table has a row for
-    # each iteration.
+    # The table has a row for each iteration. Each plan trains for equally many iterations in
+    # each round, so they are divided by the number of rounds times the number of plans.
     iterations = len(trials) // rounds.size
     result: dict[str, Any] = {
         **advice.to_dict(rounds=len(rounds), iterations_per_round=iterations),
@@ -696,14 +714,17 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
         trial_result,
     )
 
+    # The gain of each plan in the trial, with its interval.
     gains = {plan: measured_gain(rounds, plan) for plan in rounds}
     best = result["predicted_best"]
     result["predicted_advice"] = result["advice"]
     supported = False
-    # The best plan is not in the trial if DDP made other buckets than the plan has.
+    # The best plan is not in the trial if DDP made other buckets than the plan has. The
+    # default has no gain over itself.
     if best in gains and best != DEFAULT:
         measured = gains[best]
         supported = is_supported(measured)
+        # This interval also contains the noise of the trial.
         lower, upper = result["predicted_gain_interval_in_trial"]
         result["measured_gain"] = measured.share
         result["measured_gain_interval"] = list(measured.interval)
@@ -712,7 +733,7 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
     if not supported:
         result["advice"] = KEEP
 
-    # If the default and another plan have the same gain, the default is best.
+    # Of plans with equal gains, `max` takes the default, because True is above False.
     def merit(plan: str) -> tuple[float, bool]:
         return gains[plan].share, plan == DEFAULT
 
@@ -723,9 +744,11 @@ def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add measured iterations of all plans, and to the summaries of the default and the best one.
+    """Add the measured iteration of each plan to ``result``, and to two summaries in it.
 
-    The summaries are the entries "default_plan" and "best_plan" of ``result``.
+    The summaries "default_plan" and "best_plan" also get the interval of the measured
+    iteration, and whether that iteration is outside of the predicted interval. ``rounds`` has
+    the seconds of an iteration, a row for each round and a column for each plan.
     """
     from ddlkit.core.fit import median_interval
     from ddlkit.model.advice import DEFAULT
@@ -733,6 +756,7 @@ def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
     best = result["predicted_best"]
     result["measured_iteration_s_of_plans"] = rounds.median().to_dict()
     for plan, key in ((DEFAULT, "default_plan"), (best, "best_plan")):
+        # The best plan is not in the trial if DDP made other buckets than the plan has.
         if plan not in rounds:
             continue
         summary = result[key]
@@ -769,7 +793,8 @@ def reasons_of_prediction(
     result : mapping
         The advice, as `Advice.to_dict` returns it.
     messages : DataFrame, optional
-        Table ``collectives``, from which the cost of messages was fitted.
+        Table ``collectives``, from which the cost of messages was fitted. Without it, the
+        load of the machine is no reason, because it is not known.
 
     Returns
     -------
@@ -796,6 +821,7 @@ def reasons_of_prediction(
                 f"the host of this virtual machine took up to {stolen:.0%} of the "
                 "processors while messages were timed"
             )
+    # The size whose uncertain time widens the interval most, None for a narrow interval.
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         size = units.format_bytes(next_bytes)
@@ -809,7 +835,7 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     Parameters
     ----------
     result : mapping
-        The advice, with the gain that the trial measured.
+        The advice, with the gain that the trial measured, if it measured one.
     rounds : DataFrame
         Seconds of an iteration: a row for each round, a column for each plan.
 
@@ -826,8 +852,13 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
     reasons = []
     n_rounds = len(rounds)
     # A trial that is decided ends at once, so that more time would not give more rounds.
-    # Whether it is decided depends on the interval alone, so the third field is not needed.
-    measured = Gain(result["measured_gain"], result["measured_gain_interval"], math.nan)
+    # Whether it is decided depends on the interval alone. The share of slower rounds is not in
+    # the result, and not needed.
+    measured = Gain(
+        result["measured_gain"],
+        result["measured_gain_interval"],
+        slower_share=math.nan,
+    )
     if n_rounds < FEW_ROUNDS and not is_decided(measured):
         reasons.append(
             f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
@@ -954,7 +985,7 @@ def screen(result: dict[str, Any]) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
-    # "ddp" is PyTorch's default.
+    # Plans are told by their names. "ddp" is PyTorch's default.
     best = result["predicted_best"]
     title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
@@ -973,12 +1004,13 @@ def screen(result: dict[str, Any]) -> list[str]:
         lines += _reason_lines(reasons)
     if "measured_gain" in result:
         lines += _measured_gain_lines(result)
+    # Without a trial, no plan has a measured iteration.
     measured_s = result.get("measured_iteration_s_of_plans", {})
     for plan in measured_s:
         if plan not in ("ddp", best):
             iteration = units.format_seconds(measured_s[plan])
             lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
-    # Without a trial, this is the predicted best plan, and no line follows.
+    # Without a trial, this is the predicted best plan, so that neither branch below is taken.
     plan_of_largest_gain = result.get("plan_of_largest_measured_gain", best)
     # The default was the fastest plan in the trial, against the prediction.
     if plan_of_largest_gain == "ddp" and best != "ddp":
@@ -994,6 +1026,7 @@ def screen(result: dict[str, Any]) -> list[str]:
             f"{gain} with {plan}, the median of the gains of {result['rounds']} rounds"
         )
         lower, upper = result["largest_measured_gain_interval"]
+        # Perhaps the plan gains nothing.
         if lower <= 0 <= upper:
             text += ": no difference could be measured"
         else:
@@ -1025,7 +1058,7 @@ def _predicted_gain(result: Mapping[str, Any]) -> str:
 
 
 def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return the gain of the best plan in the trial in lines, and why it is uncertain."""
+    """Return lines with the gain of the best plan in the trial, and why it is uncertain."""
     measured = _gain_with_interval(
         result["measured_gain"], result["measured_gain_interval"]
     )
@@ -1037,20 +1070,21 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _limit_lines(result: Mapping[str, Any]) -> list[str]:
-    """Return in lines what limits the training, what would help, and what to measure."""
+    """Return lines that say what limits the training, what would help, and what to measure."""
     from ddlkit.model.advice import ANOTHER_PLAN
 
     lines = [_line("limited by", _limit(result))]
-    # Per sample, because one of the remedies changes the batch.
+    # The time per sample is compared, because one of the remedies changes the batch.
     name = "predicted time per sample"
     for remedy, gain in result["time_per_sample_shorter_by"].items():
         if remedy == ANOTHER_PLAN:
-            # Its gain has a line of its own, and perhaps a measured one beside it.
+            # The gain of the best plan, unless that is the default, has a line of its own.
             continue
         change = "longer" if gain < 0 else "shorter"
         lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))
         # The name stands before the first remedy alone.
         name = ""
+    # The size whose uncertain time widens the interval of the gain most, None if that is narrow.
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         size = units.format_bytes(next_bytes)
@@ -1059,13 +1093,17 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def _limit(result: Mapping[str, Any]) -> str:
-    """Return what limits the training, and how much of the iteration is exposed."""
+    """Return in words what limits the training under PyTorch's default plan.
+
+    They include the share of the iteration that is exposed communication.
+    """
     default_plan = result["default_plan"]
     exposed_s = default_plan["exposed_communication_s"]
     share = exposed_s / default_plan["predicted_iteration_s"]
     exposed = f"{share:.0%} of the iteration is exposed communication"
     if result["limited_by"] == "compute":
         return f"compute ({exposed})"
+    # Otherwise a part of communication limits it, such as the bandwidth.
     return f"{result['limited_by']}, the largest part of communication ({exposed})"
 
 
@@ -1120,46 +1158,50 @@ def _line(name: str, text: str) -> str:
 
 
 def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[str]:
-    """Return the iteration of a plan in lines: predicted, measured, and its parts.
+    """Return lines with the iteration of a plan: predicted, measured, and its parts.
 
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
-    The predicted interval includes only ``only_cause``, in words. If that is empty, it is
-    a 95% interval.
+    ``only_cause`` says in words which scatter the predicted interval includes. It is empty if
+    the interval includes all scatter, and so is a 95% interval.
     """
     iteration_s = plan["predicted_iteration_s"]
     iteration = _seconds_with_interval(iteration_s, plan["predicted_interval_s"])
     predicted = f"{iteration} an iteration"
     if only_cause:
         # The interval may be so narrow that both ends are rounded to the same number, as if
-        # the prediction were certain. So the distances of the ends are printed instead.
+        # the prediction were certain. So the relative distances of the ends from the
+        # prediction are printed instead.
         lower_s, upper_s = plan["predicted_interval_s"]
-        shortest = lower_s / iteration_s - 1
-        longest = upper_s / iteration_s - 1
-        distances = f"{shortest:+.2%} to {longest:+.2%}"
-        # Two decimals hardly show so small distances.
-        if max(-shortest, longest) < 0.0001:
+        lower_distance = lower_s / iteration_s - 1
+        upper_distance = upper_s / iteration_s - 1
+        distances = f"{lower_distance:+.2%} to {upper_distance:+.2%}"
+        # Percentages with two decimals hardly show distances below 0.01%. The lower one is
+        # below zero.
+        if max(-lower_distance, upper_distance) < 0.0001:
             distances = "less than 0.01% either way"
         predicted = (
             f"{units.format_seconds(iteration_s)} an iteration "
             f"({distances} by {only_cause} alone)"
         )
     times = f"predicted {predicted}"
-    lines = []
+    contradiction_lines = []
+    # Without a trial, or if the plan was not in it, nothing was measured.
     if "measured_iteration_s" in plan:
         measured_s = plan["measured_iteration_s"]
         measured = _seconds_with_interval(measured_s, plan["measured_interval_s"])
         times += f", measured {measured}"
         if plan["outside_of_predicted_interval"]:
-            lines.append(_line("", _contradiction(plan)))
+            contradiction_lines.append(_line("", _contradiction(plan)))
     exposed = units.format_seconds(plan["exposed_communication_s"])
     parts = (
         f"predicted: exposed communication {exposed}, scaling factor "
         f"{plan['scaling_factor']:.2f}, number of messages {plan['message_count']}"
     )
+    further_lines = [*contradiction_lines, _line("", parts)]
     # A name that is longer than its column has a line of its own.
     if len(name) > NAME_COLUMNS:
-        return [name, _line("", times), *lines, _line("", parts)]
-    return [_line(name, times), *lines, _line("", parts)]
+        return [name, _line("", times), *further_lines]
+    return [_line(name, times), *further_lines]
 
 
 def _contradiction(plan: Mapping[str, Any]) -> str:

@@ -231,6 +231,8 @@ def command(
 ) -> Callable[[Run], Run]:
     """Return a decorator that registers a function as the command of its own name.
 
+    The function itself stays as it is.
+
     Parameters
     ----------
     text : str
@@ -240,7 +242,8 @@ def command(
     example : str, optional
         A line for a shell with which the help begins.
     register_in : dict of str to Command, optional
-        The commands of the program. By default those of ddlkit.
+        The commands of the program, to which this one is added. By default they are those
+        of ddlkit.
     """
 
     def register(run: Run) -> Run:
@@ -271,7 +274,8 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
         If a number of the result is infinite or not a number.
     """
     # JSON has no infinity and no NaN, and no result should have them. Only numbers are
-    # checked here: aligned lines may also show other objects, such as paths.
+    # checked here: by `default`, other objects such as paths count as texts. Aligned lines
+    # may show them.
     for name, value in result.items():
         try:
             json.dumps(value, allow_nan=False, default=str)
@@ -306,7 +310,8 @@ def _readable(value: Any) -> str:
     """Return a value as a person reads it. A long list of numbers becomes its range."""
     if value is None:
         return "not known"
-    # A size in bytes is a whole number, and shown with all its digits. It may be a float.
+    # A whole number, such as a size in bytes, may be a float. It is shown with all its
+    # digits, which a float below 1e15 holds exactly.
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return f"{value:.0f}"
     if isinstance(value, float):
@@ -324,6 +329,7 @@ def _readable(value: Any) -> str:
         return (
             f"{len(value)} values from {lowest} to {highest} (all of them with --json)"
         )
+    # An empty list is "none".
     return ", ".join(map(_readable, value)) or "none"
 
 
@@ -431,12 +437,14 @@ def interrupt_says_kept(out: Path | None) -> Iterator[None]:
     Parameters
     ----------
     out : Path or None
-        The directory of the tables, None if it is not known to the caller.
+        The directory of the tables. None if the user names none and the caller does not know
+        the default. Whether anything was measured is then not known either.
 
     Raises
     ------
     KeyboardInterrupt
-        If the block raises it. `ddlkit.cli.main` prints the argument.
+        If the block raises it, now with the text as its argument. `ddlkit.cli.main` prints
+        that.
     """
     try:
         yield
@@ -488,8 +496,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # All ranks ask together whether rank 0 has the lock. If rank 0 left alone, all
-            # others would wait for it.
+            # All ranks ask together whether rank 0 has the lock, because the others have no
+            # refusal so far. If rank 0 left alone, all others would wait for it.
             is_locked = agree_all(refusal is None)
             if not is_locked and me.rank != 0:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
@@ -570,6 +578,7 @@ def measure(arguments: argparse.Namespace) -> None:
     if arguments.model:
         _measure_own_model(arguments)
         return
+    # torchrun or srun may have started several copies of this command, each a rank.
     n_started = ranks_started(os.environ)
     if n_started > 1:
         _measure_in_job(arguments, n_started)
@@ -585,9 +594,10 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     # is measured without a model.
     program = "ddlkit measure collectives"
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
+    # Without --lab, the rate is 0.
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+    # A dry run only lists what would be measured, which a machine without lab can do, too.
     if not arguments.dry_run:
-        # A dry run only lists what would be measured, which any machine can do.
         require_lab(arguments.lab)
     # A wrong name is refused before the imports below load torch, which takes seconds.
     networks = named_networks(arguments.networks)
@@ -596,8 +606,8 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     from ddlkit.store import machine
 
     refuse_unknown_networks(networks)
-    # A point is one measurement of the session. The session calls this function with two more
-    # arguments, which it alone knows: its directory and its number.
+    # `parts.points` returns the points, each one measurement of the session. The session
+    # calls it with two more arguments, which it alone knows: its directory and its number.
     make_points = functools.partial(
         parts.points,
         part=arguments.part,
@@ -611,8 +621,9 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(engine.estimate(make_points, out, session_budget_s(arguments)))
         return
-    # The ranks find out by themselves which device they have. The call only tells the
-    # user, and links of a lab join processors anyway.
+    # The ranks find out by themselves which device they have. This call only warns the user
+    # if torch does not see the GPUs. Links of a lab join processors, so that GPUs do not
+    # matter.
     if not arguments.lab:
         device_of_own_ranks()
     with interrupt_says_kept(out):
@@ -636,6 +647,7 @@ def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
     for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is None:
             continue
+        # If the launcher had started several processes, this function would not be called.
         if is_started_by_launcher(os.environ):
             raise UserError(
                 f"--{name} has an effect between two or more ranks, and torchrun or srun "
@@ -659,7 +671,11 @@ _INSTEAD_IN_A_JOB = {
 
 
 def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
-    """Measure collectives between all ranks of a job, of which this process is one."""
+    """Measure collectives between all ranks of a job, of which this process is one.
+
+    ``n_started`` is the number of ranks. Raises UserError for another part, and for an option
+    that has no effect in a job.
+    """
     if arguments.part != "collectives":
         raise UserError(
             f"measure {arguments.part}: torchrun or srun started {n_started} processes, "
@@ -667,6 +683,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
             "collectives, or layers with --model"
         )
     for name, advice in _INSTEAD_IN_A_JOB.items():
+        # An option that is not given is None or False.
         if getattr(arguments, name):
             raise UserError(
                 f"{option_of(name)} has no effect under torchrun or srun: {advice}"
@@ -678,6 +695,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     if not 0 < time_min < math.inf:
         raise UserError(f"--minutes {time_min:g}: give a finite time above zero")
     out = arguments.out or Path("measured")
+    # `me` is this rank. The ranks wait for each other for at most MEETING_S.
     with (
         interrupt_says_kept(out),
         joined(cluster.MEETING_S) as me,
@@ -779,7 +797,8 @@ def refuse_other_than_page(page: Path | None) -> None:
 
 def _refuse_wrong_part(part: str) -> None:
     """Raise UserError for a part that ddlkit measure does not measure (any more)."""
-    # ddlkit measure once also took files that describe a suite of measurements.
+    # ddlkit measure once also took further parts, and files that describe a suite of
+    # measurements. The workbook, another program of this project, takes them now.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
         raise UserError(
@@ -842,7 +861,7 @@ def lab_rate(text: str | None) -> tuple[float, float]:
     rate_bits_per_s : float
         The rate in bits per second, 0 without a lab.
     delay_s : float
-        The delay in seconds.
+        The delay in seconds, 0 if the text names none.
 
     Raises
     ------
@@ -901,7 +920,8 @@ def print_starting(ranks: int) -> None:
 def device_of_own_ranks() -> str:
     """Return the device on which ranks run: ``"cuda"`` if torch sees a GPU, else ``"cpu"``.
 
-    A line of progress says so if this machine has GPUs that torch should see.
+    If this machine has GPUs that torch should see and does not, a line on standard error says
+    so.
     """
     import torch
 
@@ -909,6 +929,7 @@ def device_of_own_ranks() -> str:
 
     if torch.cuda.device_count():
         return "cuda"
+    # The number of such GPUs. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
     hidden = hidden_gpus()
     if hidden:
         print(
@@ -941,9 +962,10 @@ def require_model_file(spec: str) -> None:
 
 
 def named_networks(text: str | None) -> list[tuple[str, int]]:
-    """Return names and batch sizes of networks that a user lists, as in resnet50:32,vgg16.
+    """Return the name and the batch size of each network in ``text``, as in resnet50:32,vgg16.
 
     The list is empty if ``text`` is None, which stands for an option that is not given.
+    Raises UserError if ``text`` names no network, or has a wrong batch size.
     """
     from ddlkit.measure.named import network_of
 
@@ -991,6 +1013,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     from ddlkit.measure.advise import measure_model
 
     budget_s = MODEL_BUDGET_S if arguments.budget is None else arguments.budget
+    # A time below zero is refused where the option is parsed.
     if budget_s <= 0:
         raise UserError("--budget 0: give a time above zero, as in 20s")
     budget = Budget(max_s=budget_s)
@@ -1000,7 +1023,8 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     # Only rank 0 has a result.
     if result:
         factor = result["timing_overhead_factor"]
-        # A person reads what this number is.
+        # The factor is printed with an explanation, because its name does not tell what it
+        # compares.
         result["timing_overhead_factor"] = (
             f"{factor:.3f} (an iteration in which layers are timed, over one in which they "
             "are not)"
@@ -1024,7 +1048,7 @@ def machine(arguments: argparse.Namespace) -> None:
     description = {**describe(), **versions()}
     cpu = description["cpu"]
     if arguments.json:
-        # A stamp of a table has 0 for no quota. In the printed JSON it becomes null.
+        # `describe` gives 0 if no container limits the cores. The printed JSON has null.
         printed_cpu = {**cpu, "quota_cores": cpu["quota_cores"] or None}
         show({**description, "cpu": printed_cpu}, as_json=True)
         return
@@ -1034,6 +1058,7 @@ def machine(arguments: argparse.Namespace) -> None:
         quota = f"a container's quota of {cpu['quota_cores']:g} cores"
     gpus = [gpu["model"] for gpu in description["gpus"]]
     variables = description["nccl_variables"]
+    # These texts replace nested entries of the description, which a person could not read.
     in_words = {
         "cpu": f"{cpu['model']}, {cores}, {quota}",
         "gpus": ", ".join(gpus) or "none",
@@ -1145,7 +1170,9 @@ def _print_labs() -> None:
 
     rows = network.status()
     for row in rows:
+        # A lab is dead if a process that it needs has ended.
         state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+        # The number of ranks is 0 if the file that describes the lab is damaged.
         ranks = "an unknown number of ranks"
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
@@ -1164,6 +1191,7 @@ def _remove_labs(label: str) -> None:
     labels = [row["label"] for row in network.status()]
     if label:
         labels = [label]
+    # `attach` refuses a label that no lab has.
     for label_to_remove in labels:
         network.attach(label_to_remove).down()
         print(f"{label_to_remove}: down")
@@ -1234,4 +1262,5 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
             f"--{first_option} needs --engine emulated: the engine tbf limits only the rate "
             "of a link"
         )
+    # None stands for the engine tbf.
     return LabShape(ranks, rate_bits_per_s, conditions=None)

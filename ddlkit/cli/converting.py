@@ -36,21 +36,24 @@ ELEMENT = arg(
 
 
 def iteration_numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers that a list of numbers and ranges gives, as in 0,2-5."""
-    # A span is a number or a range. A number has at most four digits, because a range of
-    # billions of numbers would use up the memory.
-    span = r"\d{1,4}(-\d{1,4})?"
-    if not re.fullmatch(f"{span}(,{span})*", text, re.ASCII):
+    """Return the numbers that a list of numbers and ranges gives, as in 0,2-5.
+
+    A range includes both of its ends. Raises ArgumentTypeError for any other text.
+    """
+    # A number has at most four digits, because a range of billions of numbers would use up the
+    # memory.
+    number_or_range = r"\d{1,4}(-\d{1,4})?"
+    # With re.ASCII, \d matches no digits of other scripts.
+    if not re.fullmatch(f"{number_or_range}(,{number_or_range})*", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
     numbers: list[int] = []
-    for number_or_range in text.split(","):
-        first, _, last = number_or_range.partition("-")
+    for part in text.split(","):
+        first, _, last = part.partition("-")
         # A single number is a range that ends with itself.
         last = last or first
         if int(first) > int(last):
             raise argparse.ArgumentTypeError(
-                f"{number_or_range}: the first number is above the last: "
-                f"write {last}-{first}"
+                f"{part}: the first number is above the last: write {last}-{first}"
             )
         numbers += range(int(first), int(last) + 1)
     return tuple(numbers)
@@ -185,6 +188,7 @@ def import_(arguments: argparse.Namespace) -> None:
         store.atomic_write_text(arguments.messages, message_csv)
         findings.append(message_finding)
         result["messages"] = str(arguments.messages)
+    # A finding is a remark on what was read, perhaps about some layers.
     if arguments.json:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
@@ -237,9 +241,10 @@ def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> 
 def _imported_profile(
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Write the layer profile into --out, and return its totals and its findings.
+    """Write the layer profile into --out, and return facts about it and its findings.
 
-    Findings are what the user should know of the profile.
+    The facts are the entries of the result that is printed: names, counts, and totals over
+    all layers. Findings are what the user should know of the profile.
     """
     from ddlkit import formats
 
@@ -256,11 +261,14 @@ def _imported_profile(
         iterations=arguments.iterations,
     )
     imported = formats.import_file(arguments.file, arguments.kind, options)
+    # Without --kind, the kind is known only after the file was read.
     _refuse_options_of_other_kinds(arguments, imported.kind)
     profile = imported.profile
+    # The workload is the profile as a prediction takes it.
     workload = profile.workload()
+    # The last argument is the source, which is never overwritten.
     formats.save_profile(profile, arguments.out, arguments.file)
-    totals = {
+    facts = {
         "kind": imported.kind,
         "tensors": workload.n,
         "network": profile.network,
@@ -271,13 +279,14 @@ def _imported_profile(
         "backward_s": float(workload.backward_s.sum()),
         "update_s": workload.update_s,
     }
-    return totals, imported.findings
+    return facts, imported.findings
 
 
 def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
     """Return the messages in a trace of torch.profiler as CSV, and a finding on them.
 
-    The finding says how many messages there are.
+    The finding says how many messages there are. Raises UserError if the file is no such
+    trace.
     """
     from ddlkit import formats, store
     from ddlkit.formats import kineto
@@ -337,9 +346,11 @@ def timeline(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit timeline``."""
     from ddlkit import store
 
+    # A span is something that a rank did, with its start and its end.
     spans = store.read_timeline(arguments.file, arguments.case, arguments.repeat)
-    # A viewer of traces reads no NaN, so it would be a mistake to write one.
+    # No viewer of traces reads NaN, so a NaN is an error here.
     trace = json.dumps(spans.to_chrome_trace(), allow_nan=False) + "\n"
+    # `own_output` refuses to overwrite the timeline itself.
     store.atomic_write_text(store.own_output(arguments.out, arguments.file), trace)
     counts = {
         "spans": spans.n,

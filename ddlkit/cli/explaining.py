@@ -133,11 +133,11 @@ def explain(arguments: argparse.Namespace) -> None:
 
         lines = [_title(explanation), *_facts(explanation), *_findings(explanation)]
         write_explanation(explanation, lines, arguments.html)
-        print_remarks([f"the page was written: {arguments.html}"], [])
+        print_remarks(notes=[f"the page was written: {arguments.html}"], warnings=[])
 
 
 def _reference(path: Path, ranks: int) -> Any:
-    """Return the cost of all-reduces between ``ranks``, from a file of message times.
+    """Return the cost of all-reduces between ``ranks`` ranks, from a file of message times.
 
     The cost runs through the measured medians, so that no form has to be chosen. Raises
     UserError for a file that does not say between how many ranks its times were measured.
@@ -147,7 +147,7 @@ def _reference(path: Path, ranks: int) -> Any:
     from ddlkit.store.readers import NoSuchRowsError, SeveralValuesError
 
     try:
-        sizes, seconds, _ = read_bytes_seconds(
+        sizes, seconds, _facts_of_messages = read_bytes_seconds(
             path,
             collective="all_reduce",
             ranks=ranks,
@@ -157,6 +157,7 @@ def _reference(path: Path, ranks: int) -> Any:
         # ddlkit explain has no option to choose a link.
         raise UserError(error.without_option) from None
     except NoSuchRowsError as error:
+        # The error about another column says all that the user needs.
         if error.key != "ranks":
             raise
         raise UserError(
@@ -193,29 +194,31 @@ def screen(explanation: Any) -> list[str]:
     if len(lines) + sum(map(len, findings)) > MOST_LINES:
         # Blank lines are the first that a full screen does without.
         lines = [line for line in lines if line]
-    for number, finding in enumerate(findings):
-        # A line is kept for the number of those that are left, unless this is the last.
+    for number, lines_of_finding in enumerate(findings):
+        # Unless this is the last finding, a line is kept free to say how many are left out.
         is_last = number == len(findings) - 1
         room = MOST_LINES - len(lines) - (0 if is_last else 1)
-        if len(finding) > room:
+        if len(lines_of_finding) > room:
             lines.append(f"findings left out: {len(findings) - number} (give --json)")
             break
-        lines += finding
+        lines += lines_of_finding
     return lines
 
 
 def _wrapped(line: str) -> list[str]:
-    """Return a line as lines of at most `COLUMNS` columns.
+    """Return a line, wrapped into lines of at most `COLUMNS` columns.
 
-    A line may begin with a name in a column of its own. The text to the
-    right of the name continues in that second column.
+    A line may begin with a name in a column of its own. Its further lines then begin below
+    the text to the right of the name.
     """
+    # `textwrap.wrap` would return no line at all.
     if not line:
         return [""]
     indent = "  "
     # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text
     # may have a single space there, but has no two spaces in a row.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
+    # If the name is empty, its column has only spaces.
     if has_name or line.startswith(" "):
         indent = " " * (NAME_COLUMNS + 1)
     return textwrap.wrap(
@@ -231,6 +234,8 @@ def _title(explanation: Any) -> str:
 def _facts(explanation: Any) -> list[str]:
     """Return the lines between the title and the findings, of any width."""
     iteration_s = explanation.iteration_s
+    # The replay simulates the traced iterations with all causes. Its error tells how far the
+    # replays without a cause can be trusted.
     replay_error = abs(explanation.replay_s / iteration_s - 1)
     # There is no waterfall if only the trace of one rank was given.
     of_ranks = ", the mean over all ranks" if explanation.waterfall else ""
@@ -264,7 +269,11 @@ def _findings(explanation: Any) -> list[str]:
 
 
 def _cause_lines(explanation: Any) -> Iterator[str]:
-    """Yield what the iteration would take without each cause, and without all of them."""
+    """Yield lines with what the iteration would take without each cause alone.
+
+    The last line has what it takes as one cause after the other is removed.
+    """
+    # Causes are sorted, the largest gain first.
     shown = [
         cause
         for cause in explanation.causes[:MOST_CAUSES]
@@ -282,19 +291,23 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
             "without any one cause", f"the iteration is less than {least} shorter"
         )
     for cause in shown:
-        times = f"{_ms(cause.iteration_without_s)} ({_gain_with_interval(explanation, cause)})"
-        name = _name_of_cause(cause)
-        if not explanation.waterfall:
+        if explanation.waterfall:
+            gain = _gain_with_interval(explanation, cause)
+            times = f"{_ms(cause.iteration_without_s)} ({gain})"
+        else:
             # From one rank alone, a wait for messages and a wait for other ranks look
             # alike, so that its trace has a single cause.
             times = _bounds_of_waiting(explanation, cause)
-        yield _line(name, times)
+        yield _line(_name_of_cause(cause), times)
     if explanation.waterfall:
         yield _line("removed in turn", _removals_in_turn(explanation.waterfall))
 
 
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
-    """Return how short an iteration without any waiting may be, and the gain at most."""
+    """Return the shortest iteration without any waiting, and the largest gain, in words.
+
+    ``waiting`` is the cause "waiting" of the trace of one rank.
+    """
     most_s = waiting.gain_s
     origin = ""
     if _has_intervals(explanation):
@@ -312,14 +325,16 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
     after which the printed time stays the same are left out.
     """
     steps = []
-    last = _ms(waterfall[0][1])
-    for name, seconds in waterfall[1:]:
-        if _ms(seconds) != last:
-            last = _ms(seconds)
-            steps.append(f"{_NAMES_OF_CAUSES.get(name, name)} {last}")
+    (_, iteration_s), *removals = waterfall
+    last_printed = _ms(iteration_s)
+    for name, seconds in removals:
+        if _ms(seconds) != last_printed:
+            last_printed = _ms(seconds)
+            steps.append(f"{_NAMES_OF_CAUSES.get(name, name)} {last_printed}")
+    # No removal changes the printed time.
     if not steps:
-        names = [_NAMES_OF_CAUSES.get(name, name) for name, _ in waterfall[1:]]
-        return f"still {last} without {', '.join(names)}"
+        names = [_NAMES_OF_CAUSES.get(name, name) for name, _ in removals]
+        return f"still {last_printed} without {', '.join(names)}"
     return "without " + ", then ".join(steps)
 
 
@@ -367,16 +382,16 @@ def _first(explanation: Any) -> str:
         return "give the traces of all ranks"
     from ddlkit.model.explanation import LEAST_SHARE
 
-    # A gain is sure if even the lower end of its interval is large enough.
+    # A gain is sure if even the lower end of its interval is above 3% of the iteration.
     least_s = LEAST_SHARE * explanation.iteration_s
     sure_remedies = [r for r in explanation.remedies if r.gain_interval_s[0] > least_s]
     if sure_remedies:
         return f"try {max(sure_remedies, key=_gain_s).setting}"
-    # Causes are sorted, the largest first. The delay of a rank is a cause of its own, also if
-    # the rank is not surely late.
-    of_ranks = [cause for cause in explanation.causes if cause.rank is not None]
-    if explanation.why_no_straggler and of_ranks:
-        rank, phase = of_ranks[0].rank, of_ranks[0].phase
+    # Only the delay of a single rank has a rank. Causes are sorted, the largest gain first.
+    delays = [cause for cause in explanation.causes if cause.rank is not None]
+    # A rank costs much, but does not meet all conditions for a straggler.
+    if explanation.why_no_straggler and delays:
+        rank, phase = delays[0].rank, delays[0].phase
         return (
             f"look at the phase {phase} of rank {rank}, although this rank is not surely "
             f"a straggler. Check {WHERE_TO_LOOK[phase]}"
@@ -392,7 +407,8 @@ def _first(explanation: Any) -> str:
                 f"Check {WHERE_TO_LOOK[largest.phase]}"
             )
         return f"the largest single cause is {_name_of_cause(largest)}: {action}"
-    # Without a cost of messages, no cause contains what they cost.
+    # Only with --collectives is the bandwidth of messages a cause. Otherwise no cause contains
+    # what messages cost.
     are_messages_known = any(c.cause == "bandwidth" for c in explanation.causes)
     if not are_messages_known and explanation.exposed_communication_s > least_s:
         return (
@@ -431,7 +447,7 @@ def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     """Yield a setting of DDP in one line or two, and what the iteration then would take."""
     gain = _gain_with_interval(explanation, remedy)
     times = f"{_ms(remedy.iteration_with_s)} ({gain})"
-    # The iteration gains at most this.
+    # The gain may be smaller, and the time longer.
     if remedy.is_upper_bound:
         times = f"{_ms(remedy.iteration_with_s)} at best ({gain})"
     # A name that is longer than its column has a line of its own.
@@ -456,7 +472,7 @@ def _head_of_gains(explanation: Any) -> str:
 
 
 def _gain_with_interval(explanation: Any, change: Any) -> str:
-    """Return the gain of a cause that is removed, or of a remedy, with its interval."""
+    """Return the gain of ``change``, a removed `Cause` or a `Remedy`, with its interval."""
     if not _has_intervals(explanation):
         return _ms(change.gain_s)
     lower, upper = (_ms(seconds) for seconds in change.gain_interval_s)

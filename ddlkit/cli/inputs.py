@@ -39,6 +39,9 @@ from ddlkit.core.errors import UserError, one_line, shown
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from ddlkit.core.workload import LayerProfile
+    from ddlkit.model import Communication, Forecast
+
 
 def _rank_count(text: str) -> int:
     """Return the number of ranks that an argument gives, which is at least two."""
@@ -373,7 +376,7 @@ def forecast_of(
     spec: str,
     level: float = 0.95,
     notes: list[str] | None = None,
-) -> tuple[Any, list[str], Any, Any]:
+) -> tuple[Forecast, list[str], LayerProfile, Communication]:
     """Return what the model predicts for the inputs of a command.
 
     Parameters
@@ -381,7 +384,8 @@ def forecast_of(
     arguments : argparse.Namespace
         The values of `INPUTS`.
     spec : str
-        The plan: a name as `PLAN_NAMES` explains them, or a file ``*.json`` of ``ddlkit plan``.
+        The plan, which says which gradients share a message: a name as `PLAN_NAMES` explains
+        them, or a file ``*.json`` of ``ddlkit plan``.
     level : float, optional
         The share of single iterations that the interval should contain.
     notes : list of str, optional
@@ -415,11 +419,16 @@ def forecast_of(
     _refuse_wrong_dilation(arguments.dilation)
     _refuse_density_or_selection_alone(arguments)
     _refuse_wrong_copies(arguments)
+    # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
     warnings: list[str] = []
+    # The functions that read inputs add to `notes` and `warnings`.
     profile = _read_profile(arguments, notes, warnings)
+    # The option --dilation is a factor on all compute times. With --accumulate, an iteration
+    # computes several batches, and sends their added gradients once.
     workload = profile.workload()
     workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
+    # `fitted_messages` has the sizes and the devices of the messages whose times were fitted.
     communication, fitted_messages = read_communication(arguments, warnings)
     # With --density, a share of the gradients is selected and sent. This comes first, because
     # it replaces the all-reduce by an all-gather, which is what contention then slows down.
@@ -439,8 +448,9 @@ def forecast_of(
             f"the cost is of {cost.collective}, but gradients are sent by all_reduce: "
             "fit a cost of all_reduce"
         )
+    # The size of each message of the plan.
     message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    # Doubts that the messages or the devices are unlike those whose times were fitted.
+    # Doubts whether the messages and the devices are like those whose times were fitted.
     warnings += doubts(profile.device, fitted_messages, message_bytes)
     if printed_here:
         print_remarks(notes, warnings)
@@ -452,8 +462,10 @@ def _plan_of(
 ) -> Any:
     """Return the plan that a file ``*.json`` holds, or that a planner makes.
 
-    Raises UserError if there is no such plan, or if it does not fit the gradients of
-    ``workload``. The error names the option by which the user chose the plan.
+    ``spec`` is the file or the name of the planner, which makes a plan for ``workload`` and
+    ``communication``. Raises UserError if there is no such plan, or if it does not fit the
+    gradients of ``workload``. The error names the file, or the option by which the user chose
+    the planner.
     """
     from ddlkit import formats
     from ddlkit.model.predictor import plan_with_contention
@@ -463,7 +475,9 @@ def _plan_of(
         try:
             return plan_with_contention(spec, workload, communication)
         except UserError as error:
-            # The error names the plan, as in "plan 'x': ...". Commands have --plan or --planner.
+            # The error names the plan, as in "plan 'x': ...". The option that gave the plan
+            # replaces that, which is --plan in some commands and --planner in others. If no
+            # option gave it, the error stays as it is.
             for name in ("plan", "planner"):
                 if getattr(arguments, name, None) == spec:
                     by_option = f"{option_of(name)} {shown(spec)}"
@@ -472,6 +486,7 @@ def _plan_of(
                     raise UserError(f"{by_option}: {problem}") from error
             raise
     plan = formats.read_plan(Path(spec))
+    # This raises UserError if the plan is for another number of gradients.
     try:
         plan.group_bytes(workload)
     except UserError as error:
@@ -539,6 +554,7 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
     from ddlkit.store.sheet import kind_in_words
     from ddlkit.store.tables import is_stamped
 
+    # Of the options of this command, the one that takes each kind of table.
     option_by_kind = {
         kind: option_of(name)
         for name, kind in _KIND_BY_OPTION.items()
@@ -549,6 +565,7 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
         # Some options take several files.
         patterns = given if isinstance(given, list) else [given]
         for path in store.expand_tables(patterns):
+            # The stamp is a file beside a recorded table. It names the kind of the table.
             if not is_stamped(path):
                 continue
             kind = store.load_stamp(path)["schema"]
@@ -581,7 +598,10 @@ def _refuse_density_or_selection_alone(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_second_forward_time(file: Path) -> None:
-    """Raise UserError if the profile to which --forward-s is added has times of forward."""
+    """Raise UserError if the profile ``file`` has times of the forward pass.
+
+    The user has given --forward-s, which would state them a second time.
+    """
     from ddlkit.store.files import read_text
 
     header = read_text(file).partition("\n")[0]
@@ -605,6 +625,7 @@ def _read_profile(
 
     if arguments.forward_s is not None:
         _refuse_second_forward_time(arguments.profile)
+    # `read_profile` adds what it assumes for each missing column.
     assumed: list[str] = []
     profile = store.read_profile(
         arguments.profile,
@@ -618,6 +639,7 @@ def _read_profile(
         notes.append(_note_of_assumed(arguments.profile, assumed))
     workload = profile.workload()
     computed_s = workload.forward_s + float(workload.backward_s.sum())
+    # Such long times are perhaps in another unit, such as milliseconds.
     if computed_s > LONG_COMPUTE_S:
         notes.append(
             f"the forward and the backward pass of {arguments.profile} take "
@@ -655,6 +677,8 @@ def _warnings_of_host(path: Path, profile: Any) -> list[str]:
     # The time of issue is measured on GPUs only.
     if "issue" not in set(samples["quantity"]):
         return []
+    # The time to issue an iteration over its time on the GPU. Near 1, the GPU waits for the
+    # host.
     share = issue_share(samples)
     if share <= HOST_BOUND:
         return []
@@ -683,14 +707,14 @@ def read_communication(
     Returns
     -------
     communication : Communication
-        The cost, with draws if they are known.
+        The cost, with random draws of it if its uncertainty is known.
     measured : Measured
         The sizes that were measured, and the kind of devices.
 
     Raises
     ------
     UserError
-        If both or neither are given, or if the file does not fit the other options.
+        If both or neither are given, or if a file does not fit the other options.
     """
     if arguments.cost and arguments.collectives:
         raise UserError("--cost and --collectives both give the cost: leave one out")
@@ -744,6 +768,7 @@ def refuse_link_of_foreign_files(link: str | None, patterns: Sequence[Path]) -> 
     if link is None:
         return
     paths = store.expand_tables([*patterns])
+    # The error names only the first of several files.
     if not any(_names_links(path) for path in paths):
         raise UserError(
             f"--link {link}: {paths[0]} has no column link, and is no recorded table: "
@@ -758,6 +783,7 @@ def _names_links(path: Path) -> bool:
 
     if store.tables.is_stamped(path):
         return True
+    # A file into which several recorded tables were packed has an error of its own.
     store.tables.refuse_pack(path)
     return size_time_csv.names_links(store.files.read_text(path))
 
@@ -840,7 +866,7 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         communication,
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
-        # These are fits of other forms to the same times. They cannot be taken to another
+        # These are fits of other forms to the same times. Such forms cannot be taken to another
         # number of ranks.
         costs_by_form={},
     )
@@ -882,13 +908,14 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
             f"{origin}: the cost does not say between how many ranks it holds: write it "
             "by ddlkit fit --form alpha_beta --json, with their number as --ranks"
         )
+    # None and "" stand for an algorithm that is not known.
     if cost.algorithm not in (None, "", RING):
         raise UserError(
             f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
             "leave --assume-ring out"
         )
-    # The steps of a ring share the start-up of the line, and no step can take a negative
-    # time.
+    # The time of a message is alpha_s, the start-up, plus its size over the bandwidth. Each
+    # step of a ring takes an equal part of the start-up, and no step can take a negative time.
     if cost.alpha_s < 0:
         raise UserError(
             f"{origin}: the line that fits best has a start-up below zero, which no ring "
@@ -901,9 +928,15 @@ MOST_MISSED = 0.02
 
 
 def _misses_of_line(cost: Any, rows: Any) -> list[str]:
-    """Return a warning if a line is clearly off the median times of the measured sizes."""
+    """Return a warning if a line is clearly off the median times of the measured sizes.
+
+    The line is ``cost``: a start-up plus the size over a bandwidth. ``rows`` have the measured
+    times.
+    """
     medians_s = rows.groupby("bytes")["seconds"].median()
-    errors = abs(cost(medians_s.index.to_numpy()) / medians_s - 1)
+    # A cost gives the seconds of messages of some sizes, here of each measured one.
+    predicted_s = cost(medians_s.index.to_numpy())
+    errors = abs(predicted_s / medians_s - 1)
     if errors.max() <= MOST_MISSED:
         return []
     return [
@@ -940,7 +973,7 @@ def _cost_from_file(
     _refuse_other_collective(arguments, cost)
     link = Link(in_flight=arguments.in_flight)
     ranks = arguments.ranks
-    # With --assume-ring, --ranks need not be the ranks of the cost. What-if is no such case:
+    # With --assume-ring, --ranks need not be the ranks of the cost. This is not so in what-if:
     # there --assume-ring is about the ranks after the change, whose cost is made later from
     # the cost that is returned here.
     if _ranks_are_predicted(arguments):
@@ -961,7 +994,7 @@ def _cost_from_file(
 
 def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
     """Raise UserError if the cost in --cost is not that of the collective that is sent."""
-    # The collective that the cost must be of, None if any will do here. With --density,
+    # The collective whose cost is needed. With --density it is None, because
     # `Communication.sparse` checks the collective later.
     needed = arguments.collective
     if needed is None and arguments.density is None:
@@ -975,9 +1008,9 @@ def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
 
 
 def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any, Any]:
-    """Return the `Communication` that is fitted to tables, and what they have measured.
+    """Return the `Communication` that is fitted to the files of --collectives, and a `Measured`.
 
-    The latter is a `Measured`: the sizes of the messages, and the devices that sent them.
+    `Measured` has the sizes of the messages in the files, and the devices that sent them.
     Doubts about the rows, and what --assume-ring assumes, are added to ``warnings``.
     """
     from ddlkit import store
@@ -985,6 +1018,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     from ddlkit.model import Calibration
     from ddlkit.model.fits import Measured, strange_rows
 
+    # all_gather with --density, and otherwise all_reduce.
     default = of_gradients(sparse=arguments.density is not None)
     collective = arguments.collective or default
     paths = store.expand_tables(arguments.collectives)
@@ -993,6 +1027,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         _refuse_other_than_selected(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
+    # `chosen` has the number of ranks and the link of the rows.
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
     # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
     # form table runs through the measured medians, and so needs no choice of a form.
@@ -1007,13 +1042,14 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         collective,
         in_flight=arguments.in_flight,
     )
+    # Warnings of times that do not depend on the size as usual.
     warnings += strange_rows(rows)
-
     if arguments.assume_ring:
         warnings += _misses_of_line(calibrated.cost, rows)
     ranks_differ = arguments.ranks != calibrated.cost.workers
     if _ranks_are_predicted(arguments) and ranks_differ:
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)
+    # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
     return calibrated, Measured.of(rows["bytes"], *backends)
 
@@ -1057,10 +1093,12 @@ def _rows_of_messages(
             ranks=ranks_in_files,
             place=arguments.place,
             table=arguments.table,
+            # What it notes on a file are doubts, which are warnings here.
             notes=warnings,
             if_ranks_unknown=if_ranks_unknown,
         )
-        # A recorded table has no other unit than seconds.
+        # A recorded table has no other unit than seconds. The times of another file are
+        # doubted if they are so long that their unit may be another one.
         if not store.tables.is_stamped(path):
             warnings += [
                 f"{path}: {text}"
@@ -1087,14 +1125,14 @@ def _chosen_rows(
     }
     if _ranks_are_predicted(arguments):
         # The cost is computed from the rows between --ranks ranks if there are some, or else
-        # from those of the largest number of ranks.
+        # from those between the largest number of ranks, among the rows of one link.
         rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
         measured_ranks = rows_of_link["ranks"]
         required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
     try:
         return choose(all_rows, tuple(required), required, origin)
     except UserError as error:
-        # The advice is added only if a number of ranks is required that no row has.
+        # The option --assume-ring only helps if a number of ranks is required that no row has.
         rank_counts = all_rows["ranks"]
         if required["ranks"] is None or (rank_counts == required["ranks"]).any():
             raise
@@ -1127,19 +1165,22 @@ def _ranks_to_start_from(measured: Any, ranks: int) -> int:
 def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) -> Any:
     """Return communication in which a share --density of the gradients is gathered.
 
-    Without --density, ``dense`` is returned, the communication of whole gradients.
+    ``dense`` is the communication of whole gradients, which is returned without --density.
+    Raises UserError if the gradients of ``workload`` have another element size than fp32.
     """
     from ddlkit.core.sparse import ELEMENT_BYTES
     from ddlkit.store.readers import read_selection
 
     if arguments.density is None:
         return dense
+    # Selected gradients are modelled as values in fp32, each with an index of 4 bytes.
     if (workload.bytes != ELEMENT_BYTES * workload.parameters).any():
         raise UserError(
             f"--density needs gradients of {ELEMENT_BYTES} bytes a parameter, which "
             f"those of {arguments.profile} are not: leave --gradient-bytes out, or use "
             "another profile"
         )
+    # The cost of selecting this share of the gradients.
     selection = read_selection(arguments.selection, arguments.density)
     return dense.sparse(arguments.density, selection)
 
@@ -1153,9 +1194,10 @@ def _with_contention(
 ) -> Any:
     """Return communication with the contention that --slowdown and --copies describe.
 
-    ``messages`` is the communication without contention. If neither option is given, it is
-    returned as it is, and a note that there is no contention is added to ``notes``. Doubts
-    about the slowdown are added to ``warnings``.
+    Contention is how much compute and messages slow each other down, and what copies of
+    gradients cost. ``messages`` is the communication without it. If neither option is given,
+    ``messages`` is returned, and a note that contention is left out is added to ``notes``.
+    Doubts about the slowdown are added to ``warnings``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
@@ -1218,8 +1260,9 @@ def _measured_slowdown(
 ) -> Any:
     """Return the `Contention` in the table of --slowdown.
 
-    The table must have rows with the number of ``workers`` and the link of --link. If the
-    rows are of another network, batch or machine, this is added to ``warnings``.
+    The table must have rows with ``workers`` ranks and the link of --link. If one of the two
+    is None, all rows must have the same value. If the rows are of another network, batch or
+    machine than ``profile``, this is added to ``warnings``.
     """
     from ddlkit import store
     from ddlkit.model.contention import Contention
@@ -1308,7 +1351,7 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
     if arguments.strategy == "fsdp":
         return True
     for name in ("units", "no_prefetch", "no_reshard"):
-        # advise has no --no-reshard.
+        # The command advise has no --no-reshard.
         if getattr(arguments, name, False):
             option = option_of(name)
             raise UserError(
@@ -1326,7 +1369,8 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     arguments : argparse.Namespace
         The values of `INPUTS`, `SHARDED` and `LEVEL`.
     *specs : str
-        Ways to make units, as --units takes them. The first one must not be empty.
+        Ways to divide the model into units, whose parameters are gathered together, as
+        --units takes them. The first one must not be empty.
 
     Returns
     -------
@@ -1342,7 +1386,8 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
-    # ddlkit predict passes the value of --units, which may be missing.
+    # The only way that ddlkit predict passes is the value of --units, which may be missing.
+    # That of ddlkit advise is never empty.
     if not specs[0]:
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "
@@ -1352,6 +1397,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     _refuse_wrong_dilation(arguments.dilation)
     refuse_other_kinds(arguments)
     warnings: list[str] = []
+    # The functions that read inputs add to `notes` and `warnings`.
     profile = _read_profile(arguments, notes, warnings)
     shardings = {spec: Sharding.of(profile, spec) for spec in specs}
     unit_bytes: dict[str, list[int]] = {}
@@ -1363,6 +1409,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     )
     rows = []
     for spec, reshard in product(specs, (True, False)):
+        # The option --dilation is a factor on all compute times.
         sharding = shardings[spec].scaled(arguments.dilation)
         row = _prediction_of_sharding(arguments, sharding, communications, reshard)
         rows.append({"units": spec, "unit_count": len(unit_bytes[spec]), **row})
@@ -1376,7 +1423,7 @@ def _prediction_of_sharding(
     communications: Mapping[str, Any],
     reshard: bool,
 ) -> dict[str, Any]:
-    """Return the row that `predict_sharded` returns for a `Sharding`, without its units.
+    """Return the row of `predict_sharded` for a `Sharding`, without "units" and "unit_count".
 
     ``communications`` has what messages of each collective cost. ``reshard`` says whether
     ranks shard the parameters again after the forward pass.
@@ -1398,7 +1445,8 @@ def _prediction_of_sharding(
         "no_overlap_s": compute_s + communication_s,
         "perfect_overlap_s": max(compute_s, communication_s),
         "message_count": len(program.messages),
-        # `_refuse_different_ranks` makes sure that all collectives have the same ranks.
+        # `SENT` has the collectives that FSDP sends. `_refuse_different_ranks` has made sure
+        # that their costs are between equally many ranks, so the first one tells the number.
         "ranks": communications[SENT[0]].cost.workers,
         "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
         "contention": None,
@@ -1422,7 +1470,8 @@ def _communication_by_collective(
     from ddlkit.model.sharded import SENT
 
     communications = {}
-    # Both collectives often have the same doubts, which are then printed once.
+    # Both collectives often have the same doubt, which is then printed once, with the names of
+    # both.
     collectives_by_doubt: dict[str, list[str]] = {}
     # FSDP sends the collectives of SENT: it gathers parameters, and scatters gradients.
     tables = _tables_by_collective(arguments, SENT)
@@ -1467,7 +1516,7 @@ def _tables_by_collective(
             "--strategy fsdp needs --collectives: give tables or logs with times of "
             f"{' and '.join(collectives)}"
         )
-    # With --assume-ring, --ranks names ranks that no table has.
+    # With --assume-ring, --ranks is the number to predict for, which a table need not have.
     ranks = None if arguments.assume_ring else arguments.ranks
     read = functools.partial(
         read_collectives, ranks=ranks, place=arguments.place, table=arguments.table
@@ -1503,6 +1552,7 @@ def _collectives_in(
         except UserError as error:
             errors.append(error)
             continue
+        # A recorded table has rows of several collectives, perhaps not of this one.
         if (rows["collective"] == collective).any():
             found.append(collective)
     if len(errors) == len(collectives):
@@ -1533,6 +1583,7 @@ def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:
             "--strategy fsdp takes no --cost, because it sends two collectives: give "
             "tables or logs of both to --collectives"
         )
+    # These calls refuse an option even if its default value is given.
     refuse_given(
         arguments,
         ["collective"],

@@ -146,6 +146,8 @@ def fit(arguments: argparse.Namespace) -> None:
 
     _refuse_wrong_comparison(arguments)
     refuse_link_of_foreign_files(arguments.link, [arguments.file])
+    # `facts` has what is known of the messages, such as their collective, if the file or an
+    # option says it.
     sizes, seconds, facts = messages.read_bytes_seconds(
         arguments.file,
         collective=arguments.collective,
@@ -162,6 +164,7 @@ def fit(arguments: argparse.Namespace) -> None:
             arguments.form,
             sizes,
             seconds,
+            # By default the messages count as all-reduces, which send gradients.
             collective=facts.get("collective") or "all_reduce",
             workers=facts.get("ranks"),
             algorithm=facts.get("algorithm"),
@@ -176,9 +179,11 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.json:
         show(description, as_json=True)
         return
+    # The lines for a person have the entries on the fit among the others.
     readable = _without_nested({**description, **about_fit})
     if not facts.get("collective"):
         readable["collective"] += " (assumed, because the file names none)"
+    # `fitted.form` may have a limit, as in "piecewise:45KB". `cost.form` has none.
     readable["form"] = f"{fitted.form} ({FORMS_IN_WORDS[fitted.cost.form]})"
     show(readable, as_json=False)
 
@@ -192,7 +197,7 @@ def _description_of_fit(
     """Return a fitted cost as a dictionary, whose entry "fit" says how good the fit is.
 
     ``sizes`` (bytes) and ``seconds`` have shape (n,), for n messages. ``facts`` are what
-    `read_bytes_seconds` knows of the messages, such as their source.
+    `read_bytes_seconds` knows of the messages, such as their source, the format of the file.
     """
     from ddlkit.model import fits
 
@@ -203,11 +208,14 @@ def _description_of_fit(
     if "median_abs_held_out_error" not in about_fit:
         median_error = _median_held_out_error(fitted.form, sizes, seconds)
         about_fit["median_abs_held_out_error"] = median_error
+    # The backend and the source tell between which devices the messages were sent.
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
+    # A warning if the cost was probably fitted to several kinds of messages.
     warnings = [*fits.several_populations(about_fit)]
     # A recorded table has no other unit than seconds.
     if facts["source"] != "recorded":
         warnings += fits.other_unit(sizes, seconds)
+    # Warnings of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, fitted.form)
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
@@ -271,10 +279,10 @@ def _without_nested(description: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place_if_known(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return ``place`` if the facts of a log have it, and nothing otherwise.
+    """Return the entry "place" of the facts of a log alone, or no entry if they lack it.
 
-    nccl-tests times each size out of place and in place. ``place`` says which of the two
-    times were used.
+    nccl-tests times each size out of place and in place. "place" says which of the two times
+    were used.
     """
     return {"place": facts["place"]} if "place" in facts else {}
 
@@ -307,6 +315,7 @@ def _compare_forms(
         workers=facts.get("ranks"),
         algorithm=facts.get("algorithm"),
     )
+    # The name of the file up to its first dot, as in "times" of times.csv.gz.
     stem = arguments.file.name.partition(".")[0]
     drawing = arguments.draw or Path(f"{stem}-fits.png")
     # The drawing must replace neither the file of times nor a recorded table.
@@ -318,8 +327,10 @@ def _compare_forms(
         "drawing": str(drawing),
         **_place_if_known(facts),
     }
+    # Warnings of times that do not depend on the size as usual.
     warnings = [*fits.strange_times(sizes, seconds, compared.chosen)]
     print_warnings(warnings)
+    # The table of errors has a row for each form.
     if arguments.json:
         result["warnings"] = warnings
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
@@ -380,10 +391,13 @@ def predict(arguments: argparse.Namespace) -> None:
         **assumption(arguments),
     }
     if arguments.density:
+        # With --density, a share of the gradients is selected before it is sent, and the cost
+        # is a `SparseGather`.
+        cost: Any = iteration.cost
         # The time that each message takes to select its gradients.
-        selection_s = iteration.cost.selection_s(iteration.group_bytes)
+        selection_s = cost.selection_s(iteration.group_bytes)
         result["selection_s"] = float(selection_s.sum())
-        result["selection_form"] = iteration.cost.selecting.form
+        result["selection_form"] = cost.selecting.form
     # `forecast_of` has printed the warnings on standard error, where a person reads them.
     if arguments.json:
         result["warnings"] = warnings
@@ -414,14 +428,17 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
 
 
 def _put_in_words(result: dict[str, Any]) -> None:
-    """Replace numbers of a prediction that need words when a person reads them."""
+    """Replace numbers in ``result`` that need words when a person reads the prediction."""
     seconds = result["communication_s"]
     result["communication_s"] = f"{seconds:.6g} (if nothing else runs)"
     result["interval_level"] = _level_in_words(result)
 
 
 def _level_in_words(result: dict[str, Any]) -> Any:
-    """Return the level of a predicted interval, or why there is none, in words."""
+    """Return the level of a predicted interval, or why there is none, in words.
+
+    The level is the share of single iterations that should lie in the interval.
+    """
     if result["interval_level"] is not None:
         return f"{result['interval_level']:.4g} of single iterations"
     if result["iteration_interval_s"] is None:
@@ -433,7 +450,10 @@ def _level_in_words(result: dict[str, Any]) -> Any:
 
 
 def _contention_in_words(contention: dict[str, float] | None) -> str | None:
-    """Return in words how messages and compute slow each other down, and what buckets cost."""
+    """Return in words what `_contention_facts` returns.
+
+    None stands for contention that was not measured, and is returned as it is.
+    """
     if contention is None:
         return None
     return (
@@ -448,22 +468,29 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return which iterations the predicted interval should contain, as entries of a result.
 
     "interval_level" is the share of single iterations that should lie in the interval. It is
-    None if there is no interval, or if contention was not measured, which leaves the share
-    unknown. Only if the level is None, "interval_includes" says in words why there is no
-    interval, or what the interval includes.
+    None if that share is not known. Then "interval_includes" says in words why there is no
+    interval, or what the interval includes, and otherwise it is None.
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
+    # This text is empty if contention was measured. Otherwise the interval leaves it out, so
+    # that the share of iterations in the interval is not known.
     if forecast.interval_includes:
         return {"interval_level": None, "interval_includes": forecast.interval_includes}
     return {"interval_level": level, "interval_includes": None}
 
 
 def _contention_facts(iteration: Any) -> dict[str, float]:
-    """Return the assumed factors, as medians over the messages, and the costs of buckets."""
+    """Return how compute and messages slow each other down, and what buckets cost.
+
+    The factors say how many times as long compute and messages take while the other is under
+    way, as medians over the messages. The costs are the seconds of copies for each byte, and
+    the further seconds for each bucket.
+    """
     import numpy as np
 
-    # A slowdown depends on the size of the message, so the link has one for each message.
+    # A slowdown depends on the size of the message, so the link has one for each message. A
+    # slowdown of 0.1 makes times a tenth longer.
     link = iteration.link
     return {
         "compute_factor": 1 + float(np.median(link.slowdown)),
@@ -488,8 +515,9 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
     proof = {}
-    # The planner "exact" also returns a time that no plan can undercut. Others do not.
+    # The planner "exact" also gives the time that no plan can undercut. Others give None.
     if chosen.least_s is not None:
+        # Reasons why the proof may not hold for these inputs.
         doubts = _doubts_of_proof(arguments)
         # `forecast_of` has printed its own warnings already.
         print_warnings(doubts)
@@ -514,6 +542,7 @@ def plan(arguments: argparse.Namespace) -> None:
     print(
         "messages in the order in which they are sent, and their first and last tensor:"
     )
+    # `members` has the indices of the gradients in each message.
     for message, gradients in enumerate(chosen.members):
         first = tensors[gradients[0]]
         last = tensors[gradients[-1]]
@@ -606,6 +635,8 @@ def export(arguments: argparse.Namespace) -> None:
     if arguments.to == "ddp":
         _export_plan(arguments, version)
         return
+    # The other two write the cost of a message, for which only options of messages matter. Of
+    # these, --in-flight is about the link, and not about the cost.
     refuse_given(
         arguments,
         ["planner", "in_flight", *_OPTIONS_BESIDE_MESSAGES],
@@ -631,7 +662,8 @@ def _export_plan(arguments: argparse.Namespace, version: str) -> None:
     forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
     # This may refuse the plan, so nothing is printed before.
     exported = writers.ddp(forecast.iteration, version)
-    # A forecast of its own, because contention depends on the messages of a plan.
+    # PyTorch's default plan has a forecast of its own, because contention depends on the
+    # messages of a plan. Its notes are those above, so they are dropped.
     default, *_ = forecast_of(arguments, "ddp", notes=[])
     notes.append(_gain_over_default(forecast.iteration, default.iteration))
     print_remarks(notes, warnings)
@@ -639,13 +671,13 @@ def _export_plan(arguments: argparse.Namespace, version: str) -> None:
 
 
 def _gain_over_default(iteration: Any, default: Any) -> str:
-    """Return in words how much shorter an iteration is than ``default``.
+    """Return in words how much shorter or longer ``iteration`` is than ``default``.
 
-    ``default`` is the iteration of the same training with PyTorch's default buckets. A
-    gain above 0 means that the plan of ``iteration`` is faster.
+    ``default`` is the iteration of the same training with PyTorch's default buckets.
     """
     default_s = default.prediction.iteration_s
     iteration_s = iteration.prediction.iteration_s
+    # The gain is negative if the exported list of buckets is slower.
     gain = 1 - iteration_s / default_s
     change = "longer" if gain < 0 else "shorter"
     return (
@@ -802,7 +834,8 @@ def what_if(arguments: argparse.Namespace) -> None:
     # An unknown layer of --layer is refused here, before the graphs are made.
     profile_after = profile.resized(layer_factors)
     # `forecast.iteration` may also have a link that messages share, or copies of buckets.
-    # The graph has no tasks for these, so both graphs are made without them.
+    # The graph has no tasks for these, so both graphs are made without them. Before the
+    # change, all ranks are alike.
     before = Iteration(forecast.iteration.workload, plan, cost)
     graph = _graph(arguments, before, profile, changed_ranks=set())
     graph_after = _changed_graph(arguments, profile_after, plan, cost_after, changes)
@@ -842,16 +875,22 @@ def what_if(arguments: argparse.Namespace) -> None:
 def _notes_of_idle_changes(
     graph: Any, changes: Sequence[tuple[str, float]]
 ) -> list[str]:
-    """Return a note for each change of tasks that take no time in the graph before it."""
+    """Return a note for each change of tasks that take no time in ``graph``.
+
+    ``graph`` is the task graph before the changes. ``changes`` are names of tasks, each with
+    the factor on its times.
+    """
     from ddlkit.core.taskgraph import tasks_named
 
     notes = []
     for what, factor in changes:
-        # A graph in which no rank differs may lack the rank. It computes, so that a change
-        # of it has an effect.
+        # A change of a rank always has an effect, because every rank computes. The graph may
+        # lack the rank, because before the changes one machine stands for all.
         if what.startswith("rank"):
             continue
-        if not graph.duration_s[tasks_named(graph, what)].any():
+        # A mask of the tasks that `what` stands for.
+        is_changed = tasks_named(graph, what)
+        if not graph.duration_s[is_changed].any():
             notes.append(
                 f"--scale {what}={factor:g} has no effect on tasks that take no time before "
                 "the change (reads and copies of the input have times with --inputs only)"
@@ -862,7 +901,7 @@ def _notes_of_idle_changes(
 def _resources_in_words(compared: dict[str, Any]) -> dict[str, Any]:
     """Return the effect of a change, with "compute" as the name of the resource gpu.
 
-    What computes may also be a processor.
+    The resource may also be a processor. ``compared`` is the result of `effect_of_change`.
     """
     in_words = {"gpu": "compute"}
     result = dict(compared)
@@ -886,7 +925,7 @@ def _changes_of_tasks(arguments: argparse.Namespace) -> list[tuple[str, float]]:
     changes = []
     for text in arguments.scale:
         task, factor = _change(text, "--scale")
-        # The result calls the resource gpu so, see `_resources_in_words`.
+        # The printed result calls the resource gpu "compute", so users may write this, too.
         changes.append(("gpu" if task == "compute" else task, factor))
     for text in arguments.straggler:
         rank, factor = _change(text, "--straggler")
@@ -903,16 +942,16 @@ def _changed_graph(
 ) -> Any:
     """Return the task graph of a training after all changes.
 
-    ``profile`` and ``cost`` are those after the change. ``changes`` are the factors on the
-    times of tasks, as `_changes_of_tasks` returns them.
+    ``profile`` and ``cost`` are those after the change, and ``plan`` is that before it.
+    ``changes`` are the factors on the times of tasks, as `_changes_of_tasks` returns them.
     """
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed
 
     # `forecast_of` has scaled the workload before the change by the same factor.
     workload = profile.workload().scaled(arguments.dilation)
-    # In a graph, one machine stands for all that are alike. Machines with a changed rank
-    # must be in the graph by themselves, so that `changed` finds them.
+    # In a graph, one machine stands for all that are alike. A machine with a changed rank
+    # must be in the graph by itself, so that `changed` finds the rank.
     graph = _graph(
         arguments,
         Iteration(workload, plan, cost),
@@ -922,7 +961,8 @@ def _changed_graph(
     try:
         return changed(graph, changes)
     except UserError as error:
-        # Ranks of --straggler, and all factors, were checked before.
+        # Ranks of --straggler, and all factors, were checked before, so the name of a task in
+        # --scale is wrong.
         raise UserError(f"--scale: {error}") from error
 
 
@@ -962,6 +1002,7 @@ def _refuse_unknown_stragglers(
     """
     for text in stragglers:
         rank, _ = _change(text, "--straggler")
+        # Ranks are counted from 0.
         if rank.isdecimal() and int(rank) < ranks:
             continue
         advice = f"the ranks are 0 to {ranks - 1}"
@@ -997,6 +1038,7 @@ def _cost_after(
     cost = communication.cost
     gpus = arguments.gpus
     if arguments.assume_ring:
+        # Errors name where the cost is from.
         origin = str(arguments.cost or "--collectives")
         return as_ring(communication, gpus, origin, warnings).cost
     measured = f"{cost.workers or 'an unknown number of'} ranks"
@@ -1013,7 +1055,10 @@ def _cost_after(
 
 
 def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
-    """Return the numbers of the ranks that changes name, as in rank:3."""
+    """Return the numbers of the ranks that ``changes`` name, as in rank:3.
+
+    A change is the name of what changes, and a factor. Most name no rank.
+    """
     ranks = set()
     for changed_tasks, _ in changes:
         # A user of --scale may also write "rank 3".
@@ -1026,12 +1071,14 @@ def _ranks_in(changes: Sequence[tuple[str, float]]) -> set[int]:
 def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int]:
     """Return the numbers of the machines that have to be simulated, in order.
 
-    Ranks whose times are equal do equal tasks at equal times, and every message waits for
-    all ranks. One machine without a change therefore stands for all such machines.
+    There are ``machines`` machines, numbered from 0. Ranks whose times are equal do equal tasks
+    at equal times, and every message waits for all ranks. One machine without a change
+    therefore stands for all such machines.
     """
     # The last machine has the rank with the largest number. An error about a rank that does
     # not exist names that number, and is raised when the graph is changed.
     simulated = {machines - 1}
+    # A changed rank that does not exist would be on a machine that does not exist.
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
         if machine not in simulated:
@@ -1042,9 +1089,14 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
 
 
 def _tasks_of_all_ranks(graph: Any, gpus: int) -> int:
-    """Return how many tasks a graph would have if each of its ranks were simulated."""
+    """Return how many tasks a graph would have if each of ``gpus`` ranks were simulated.
+
+    The graph may have only some of the ranks, which stand for the others. Rank 0 is one of
+    them.
+    """
     from ddlkit.core.taskgraph import ALL_RANKS
 
+    # Tasks that all ranks do together, such as messages, are in the graph once.
     tasks_of_all = int((graph.rank == ALL_RANKS).sum())
     # Every rank does as many tasks by itself as rank 0.
     tasks_of_rank_0 = int((graph.rank == 0).sum())
@@ -1105,8 +1157,8 @@ def _graph(
     # of its ranks, and `ravel` puts the rows one after the other.
     first_ranks = per_machine * np.array(simulated)
     rank_numbers = (first_ranks[:, None] + np.arange(per_machine)).ravel()
-    # `graph.rank` has the rank of each task. Tasks that all ranks do together keep
-    # ALL_RANKS, which is no rank's number.
+    # `graph.rank` has the rank of each task. Tasks that all ranks do together keep ALL_RANKS,
+    # which is -1. For them, `where` drops the number that this index gives.
     numbers = np.where(graph.rank == ALL_RANKS, ALL_RANKS, rank_numbers[graph.rank])
     return replace(graph, rank=numbers)
 
@@ -1125,8 +1177,8 @@ def _change(text: str, option: str) -> tuple[str, float]:
     ``text`` is the value of the option, such as "fc=0.5", or "3:1.2" for --straggler.
     """
     separator = ":" if option == "--straggler" else "="
-    # Without a separator the whole text counts as the factor, and nothing says what to
-    # change.
+    # Names of layers may contain the separator, so the last one counts. Without a separator
+    # the whole text is `factor_text`, and `changed` is empty.
     changed, _, factor_text = text.rpartition(separator)
     try:
         if not changed:

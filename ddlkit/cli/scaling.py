@@ -138,6 +138,7 @@ if TYPE_CHECKING:
 def scale(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit scale``."""
     _refuse_wrong_options(arguments)
+    # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
     from ddlkit.formats.kernel_sums import read_kernel_sums
     from ddlkit.formats.node_tables import read_node_tables
@@ -165,7 +166,7 @@ def scale(arguments: argparse.Namespace) -> None:
             wish=arguments.wish,
         )
     except UserError as error:
-        raise UserError(f"{_inputs(arguments)}: {error}") from error
+        raise UserError(f"{_measured_files(arguments)}: {error}") from error
     if arguments.plot:
         _draw(result, arguments)
     warnings = [
@@ -204,6 +205,7 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         from ddlkit.show import DRAWING, needs
 
+        # Refused now if nothing can be drawn, and not after the files have been read.
         needs("--plot", DRAWING)
         if arguments.plot.suffix.lower() != ".png":
             raise UserError(f"--plot {arguments.plot}: name a file that ends in .png")
@@ -221,8 +223,12 @@ def _doubts_of_unit(steps: DataFrame, file: Path) -> list[str]:
     ]
 
 
-def _inputs(arguments: argparse.Namespace) -> str:
-    """Return the names of the files whose measurements do not allow a prediction."""
+def _measured_files(arguments: argparse.Namespace) -> str:
+    """Return the files of measurements as an error names them.
+
+    These are the file of --steps and the first of --collectives, with the number of the
+    others.
+    """
     tables = arguments.collectives or []
     if not tables:
         return str(arguments.steps)
@@ -254,15 +260,16 @@ def _workload(arguments: argparse.Namespace) -> Any:
 
 
 def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
-    """Write the drawing of a result, over none of the files that were read."""
+    """Write the drawing of a result into the file of --plot."""
     from ddlkit.show import write_scaling
     from ddlkit.store import own_output
 
-    read = [arguments.steps, *(arguments.collectives or ())]
+    files_read = [arguments.steps, *(arguments.collectives or ())]
     for source in (arguments.kernels, arguments.profile, arguments.trace):
         if source:
-            read.append(source)
-    write_scaling(result, own_output(arguments.plot, *read))
+            files_read.append(source)
+    # `own_output` refuses to overwrite one of them.
+    write_scaling(result, own_output(arguments.plot, *files_read))
 
 
 # ---------------------------------------------------------------- one screen
@@ -282,7 +289,9 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     a bad day of the network if nothing but messages lengthened it.
     """
     level = f"nominal {result.interval_level:.0%} interval"
+    # These steps are None if the cost of messages or the gradients are not known.
     has_messages = any(row.only_messages_step_s is not None for row in result.counts)
+    # The texts of the column that says how each step was found.
     origins = [_origin(row) for row in result.counts]
     origin_head = f"({level})"
     # A step that several jobs measured has the range of the jobs instead of an interval.
@@ -304,6 +313,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     yield from _paragraph("held out", _held_out(result))
     yield from _paragraph("lost time", _explained(result))
     yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
+    # Each collective once, in the order of the result.
     for collective in dict.fromkeys(time.collective for time in result.collectives):
         yield from _paragraph("messages", _messages(result, collective))
     if result.wish:
@@ -317,11 +327,12 @@ ADVICE = ("helps", "does not help", "measure")
 
 
 def _findings(heading: str, result: Scaling, *, is_advice: bool) -> Iterator[str]:
-    """Yield the findings that are advice, or those that are not, under one heading.
+    """Yield the lines of the findings that are advice, or of all others, under one heading.
 
     Warnings are left out, because they are printed before the screen.
     """
     for finding in result.findings:
+        # `what` is the kind of a finding.
         if finding.what == "warning" or (finding.what in ADVICE) != is_advice:
             continue
         yield from _paragraph(heading, finding.text)
@@ -338,6 +349,7 @@ def _origin(row: Count) -> str:
         origin = "interpolated"
     else:
         origin = "predicted"
+    # A step that a single job measured has no range.
     if row.interval_s is None:
         return origin
     lower, upper = map(units.format_seconds, row.interval_s)
@@ -345,15 +357,20 @@ def _origin(row: Count) -> str:
 
 
 def _row(row: Count, origin: str) -> str:
-    """Return the line of a row. ``origin`` is padded to the width of its column."""
+    """Return the line of a row in the table of `_screen`.
+
+    ``origin`` says how the step was found, and is padded to the width of its column.
+    """
     seconds = units.format_seconds
     factor = f"{row.scaling_factor:.2f}"
+    # A step that a single job measured has no interval.
     if row.scaling_factor_interval:
         low, high = row.scaling_factor_interval
         factor += f" ({low:.2f} to {high:.2f})"
     line = (
         f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  {origin} {factor:<20}"
     )
+    # Both are None if the cost of messages or the gradients are not known.
     if row.only_messages_step_s is not None and row.only_messages_bad_day_s is not None:
         line += f" {seconds(row.only_messages_step_s)}"
         # Within one node, there is no bad day of the network.
@@ -367,7 +384,6 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
     import textwrap
 
     # The heading is padded to 10 columns and a space. Further lines begin below the text.
-
     yield from textwrap.wrap(
         text,
         width=96,
@@ -378,8 +394,9 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
 
 
 def _held_out(result: Scaling) -> str:
-    """Return how well steps on fewer GPUs predict that on the most GPUs that were measured."""
+    """Return how well the step on the most measured GPUs is predicted from steps on fewer."""
     held_out = result.held_out
+    # Without the steps on the most GPUs, steps on two nodes or more must be left.
     if held_out is None:
         return (
             "only one number of nodes above one was measured, so that the prediction cannot be tried "
@@ -413,7 +430,8 @@ def _explained(result: Scaling) -> str:
     )
     # Parts of the loss that have a cause, and then what is left of it.
     parts = []
-    # None if neither the kernels of messages were measured nor their cost is known.
+    # The most that messages explain. None if neither the kernels of messages were measured nor
+    # their cost is known.
     at_most_s = explained.messages_at_most_s
     if at_most_s is not None and at_most_s < explained.loss_s:
         parts.append(f"messages explain at most {seconds(at_most_s)}")
@@ -421,7 +439,8 @@ def _explained(result: Scaling) -> str:
         parts.append(
             f"messages, which add up to {seconds(at_most_s)}, may explain all of it"
         )
-    # Every step waits for the slowest rank, so ranks whose steps scatter lengthen it.
+    # Every step waits for the slowest rank, so ranks whose steps scatter lengthen it. None
+    # if the steps give only means of jobs, which do not tell the scatter.
     if explained.scatter_s is not None:
         scatter = seconds(explained.scatter_s)
         parts.append(f"the scatter of single ranks would explain up to {scatter}")
@@ -440,43 +459,38 @@ def _explained(result: Scaling) -> str:
 
 
 def _verdict(result: Scaling, *, has_gradients: bool) -> str:
-    """Return whether compute hides the messages, or what is missing to know it.
+    """Return whether compute hides the messages, or what is missing to know it, in words.
 
     ``has_gradients`` says whether the user gave the gradients.
     """
     from ddlkit.model.scaling import NOT_KNOWN
 
-    # Not known on one node, which needs a table of all-reduces on one node.
-    if result.verdict_on_messages == NOT_KNOWN and result.asked_nodes == 1:
+    verdict = result.verdict_on_messages
+    if verdict != NOT_KNOWN:
+        return f"messages alone on {_nodes(result.asked_nodes)}: {verdict}"
+    # The cost on one node does not follow from tables of several nodes.
+    if result.asked_nodes == 1:
         return (
             "whether messages are hidden on 1 node: not known without the gradients and a table of "
             "all-reduces on 1 node"
         )
     has_all_reduces = any(t.collective == "all_reduce" for t in result.collectives)
     # Only the gradients are missing.
-    if (
-        result.verdict_on_messages == NOT_KNOWN
-        and has_all_reduces
-        and not has_gradients
-    ):
+    if has_all_reduces and not has_gradients:
         return (
             "whether messages are hidden: not known without the gradients: add --profile or "
             "--trace"
         )
-    # Only the tables of all-reduces are missing.
-    if result.verdict_on_messages == NOT_KNOWN and has_gradients:
+    # The verdict needs gradients and all-reduces alone, so only all-reduces are missing.
+    if has_gradients:
         return (
             "whether messages are hidden: not known without tables of all-reduces: add them "
             "to --collectives"
         )
     # Both are missing.
-    if result.verdict_on_messages == NOT_KNOWN:
-        return (
-            "whether messages are hidden: not known without tables of all-reduces and the "
-            "gradients"
-        )
     return (
-        f"messages alone on {_nodes(result.asked_nodes)}: {result.verdict_on_messages}"
+        "whether messages are hidden: not known without tables of all-reduces and the "
+        "gradients"
     )
 
 
@@ -498,6 +512,7 @@ def _messages(result: Scaling, collective: str) -> str:
     if has_bad_day:
         on_bad_day = " (on a bad day, when other jobs load the network)"
     listed = []
+    # With fewer than three sizes, one is listed twice.
     for time in (times[0], times[len(times) // 2], times[-1]):
         text = f"{units.format_bytes(time.bytes)} {units.format_seconds(time.seconds)}"
         if has_bad_day:

@@ -94,17 +94,19 @@ def trace(arguments: argparse.Namespace) -> None:
     # Refused now, because recording first imports torch, which takes seconds.
     require_model_file(arguments.model)
     out = arguments.out
-    ranks_of_launcher = ranks_started(os.environ)  # by torchrun or srun
+    # torchrun or srun may have started several copies of this command, each a rank.
+    # Otherwise this process starts the ranks.
+    ranks_of_launcher = ranks_started(os.environ)
     if ranks_of_launcher > 1:
         ranks = ranks_of_launcher
-        # The ranks check the directory themselves, and stop together.
-        is_first = _record_as_rank(arguments)
+        # The ranks check the directory themselves, and stop together. Only rank 0 prints.
+        should_print = _record_as_rank(arguments)
     else:
         ranks = ranks_to_start(arguments.ranks, default=2, program="ddlkit trace")
         _refuse_directory(out)
         _record_here(arguments, ranks)
-        is_first = True
-    if is_first:
+        should_print = True
+    if should_print:
         files = sorted(str(path) for path in out.glob("rank*.json.gz"))
         print(f"{ranks} ranks, {arguments.iterations} iterations: {', '.join(files)}")
         print(f"next: ddlkit explain {out}/rank*.json.gz")
@@ -123,9 +125,11 @@ def _refuse_directory(out: Path) -> None:
     refuse_unwritable("--out", out, out)
     if not out.exists():
         return
+    # Earlier traces have these names, and may be replaced.
     others = sorted(set(out.iterdir()) - set(out.glob("rank*.json.gz")))
     if others:
-        # A user finds a hidden file less easily.
+        # The error names one of them, not a hidden one if there is another, because a user
+        # finds hidden files less easily.
         visible = [path for path in others if not path.name.startswith(".")]
         example = (visible or others)[0]
         raise UserError(
@@ -146,27 +150,34 @@ def _settings(arguments: argparse.Namespace) -> Any:
 
 
 def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
-    """Record on ranks of this machine, which this process starts."""
+    """Record on ``ranks`` ranks of this machine, which this process starts."""
     from ddlkit.measure.given import check
     from ddlkit.measure.parts import Ranks
     from ddlkit.measure.tracing import MEETING_S, tracing_job
 
     # Ranks take a while to start. A mistake in the model is found here before that.
     check(arguments.model)
-    members = Ranks.of(ranks, device_of_own_ranks())
-    members = replace(members, join={**members.join, "timeout_s": MEETING_S})
+    processes = Ranks.of(ranks, device_of_own_ranks())
+    # Ranks meet once each has built its model. A large one takes longer to build than ranks
+    # wait for each other by default.
+    processes = replace(processes, join={**processes.join, "timeout_s": MEETING_S})
     print_starting(ranks)
     iterations = arguments.warmup + arguments.iterations
     # Ranks that take several times as long as this are ended.
     estimate_s = MEETING_S + iterations * LONGEST_ITERATION_S
-    members.run(tracing_job, _settings(arguments), estimate_s=estimate_s)
+    processes.run(tracing_job, _settings(arguments), estimate_s=estimate_s)
 
 
 def _record_as_rank(arguments: argparse.Namespace) -> bool:
-    """Record as one of the ranks that torchrun or srun started, and return whether as rank 0."""
+    """Record as one of the ranks that torchrun or srun started, and return whether as rank 0.
+
+    Raises UserError on all ranks if one of them cannot write its trace.
+    """
     from ddlkit.jobs.rank import agree_all, joined
     from ddlkit.measure.tracing import MEETING_S, tracing_job
 
+    # `me` is this rank. MEETING_S is how long ranks wait until all of them have built the
+    # model.
     with joined(MEETING_S) as me:
         refusal: UserError | None = None
         try:
@@ -174,7 +185,8 @@ def _record_as_rank(arguments: argparse.Namespace) -> bool:
             _refuse_directory(arguments.out)
         except UserError as error:
             refusal = error
-        # A rank that left alone would let all others wait for it.
+        # All ranks end together, because the others would wait for a rank that left alone. A
+        # rank without a refusal of its own says that another has one.
         if not agree_all(refusal is None):
             raise refusal or UserError(
                 f"--out {arguments.out}: another rank cannot write there"
