@@ -140,6 +140,7 @@ def main(argv: Sequence[str] | None = None, program: Program = DDLKIT) -> int:
         # The usual end of Python would print the same traceback. It would then wait for
         # threads of this rank, which may wait for the other ranks for ever.
         traceback.print_exc()
+        # Python would also exit with this status.
         status = 1
     if jobs.rank_has_failed():
         jobs.end_at_once(status)
@@ -530,7 +531,11 @@ def _add_arguments(
     *,
     with_defaults: bool,
 ) -> None:
-    """Add the arguments of a command to its parser, under their headings."""
+    """Add the arguments of a command to its parser, under their headings.
+
+    Without defaults, the namespace of parsed arguments lacks each argument that the
+    command line does not give.
+    """
     # Arguments with the same heading share a group. Its heading would be printed again if
     # it were added to the parser twice.
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -541,8 +546,8 @@ def _add_arguments(
                 groups[argument.group] = parser.add_argument_group(argument.group)
             parser_or_group = groups[argument.group]
         options = dict(argument.options)
+        # By this default, the namespace lacks an argument that is not given.
         if not with_defaults:
-            # The namespace then lacks an argument that is not given.
             options["default"] = argparse.SUPPRESS
         parser_or_group.add_argument(*argument.names, **options)
 
@@ -562,6 +567,7 @@ def _usage_word(argument: Argument) -> str:
     A positional argument that may be left out stands in brackets.
     """
     name = argument.names[0]
+    # Without a metavar, argparse also writes the value of an option as its name in capitals.
     metavar = argument.options.get("metavar") or name.lstrip("-").upper()
     is_positional = not name.startswith("-")
     if is_positional:

@@ -899,13 +899,13 @@ def snippet(advice: Any, chosen: str) -> str:
     str
         A call of DistributedDataParallel.
     """
-    # The advice to keep the default is the name of no option.
+    # The advice to keep the default is the name of no option. "ddp" is the default itself.
     if chosen not in advice.options or chosen == "ddp":
         return "DistributedDataParallel(model)"
-    # "ddp:10MiB" is the plan of DDP with that bucket cap.
+    # "ddp:10MiB" is the plan of DDP with that bucket cap. The option bucket_cap_mb is in MiB.
     if chosen.startswith("ddp:"):
-        cap_bytes = units.parse_bytes(chosen.partition(":")[2])
-        cap_mib = cap_bytes / units.MIB
+        _, _, cap = chosen.partition(":")
+        cap_mib = units.parse_bytes(cap) / units.MIB
         return f"DistributedDataParallel(model, bucket_cap_mb={cap_mib:g})"
     from ddlkit.formats.export import bucket_caps_mb
 
@@ -966,9 +966,12 @@ def in_words(plan: str) -> str:
     """
     if plan == "ddp":
         return "PyTorch's default"
+    # The option bucket_cap_mb is in MiB.
     if plan.startswith("ddp:"):
-        cap_mib = units.parse_bytes(plan.partition(":")[2]) / units.MIB
+        _, _, cap = plan.partition(":")
+        cap_mib = units.parse_bytes(cap) / units.MIB
         return f"bucket_cap_mb={cap_mib:g}"
+    # A planner without words of its own is only named.
     return _LISTS_IN_WORDS.get(plan, f"{_LIST} (plan {plan})")
 
 
@@ -1063,6 +1066,7 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
         result["measured_gain"], result["measured_gain_interval"]
     )
     measured += f", the median of the gains of {result['rounds']} rounds: {result['trial_result']}"
+    # The measured gain is outside of the predicted interval that has the noise of the trial.
     if result["outside_of_predicted_interval"]:
         measured += "; outside of what a trial of this length should measure"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
@@ -1139,7 +1143,8 @@ def _headline(result: Mapping[str, Any]) -> str:
     # The default is predicted to be the fastest plan.
     if result["predicted_best"] == "ddp":
         return f"{advised}: no plan is predicted to be faster{not_tried}"
-    # Another plan is predicted to be faster, but perhaps by less than is worth a change.
+    # Another plan is predicted to be faster, but perhaps by less than is worth a change. If
+    # even the upper end of the interval of its gain is below that, this is certain.
     _, most = result["predicted_gain_interval"]
     verb = "is" if most < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"

@@ -756,7 +756,7 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
     path : Path
         What is to be written.
     directory : Path
-        The directory of the files.
+        The directory in which ``path`` is, or ``path`` itself if that is a directory.
 
     Raises
     ------
@@ -789,7 +789,7 @@ def refuse_other_than_page(page: Path | None) -> None:
     Raises
     ------
     UserError
-        If the name does not end in .html.
+        If the name does not end in .html or .htm.
     """
     if page is not None and page.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"--html {page}: name a file that ends in .html")
@@ -1216,6 +1216,7 @@ _OPTIONS_OF_UP = ("ranks", "rate", "engine", "delay", "loss")
 
 def _refuse_options_of_other_actions(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option without an effect on the action of ``ddlkit lab``."""
+    # An option that is not given is None, but --label is empty then.
     action = arguments.action
     if action != "up":
         for name in _OPTIONS_OF_UP:

@@ -177,8 +177,8 @@ def screen(explanation: Any) -> list[str]:
     Parameters
     ----------
     explanation : Explanation
-        The explanation. From the trace of one rank alone it has no waterfall, which is
-        the list of iterations without one cause after the other.
+        The explanation. From the trace of one rank alone it has no waterfall, the list of
+        what the iteration takes as one cause after the other is removed.
 
     Returns
     -------
@@ -310,6 +310,7 @@ def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """
     most_s = waiting.gain_s
     origin = ""
+    # If the gain has an interval, its upper end is the largest gain.
     if _has_intervals(explanation):
         _, most_s = waiting.gain_interval_s
         origin = ", the end of its 95% interval"
@@ -339,7 +340,7 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
 
 
 def _count(explanation: Any) -> str:
-    """Return how many ranks and iterations were traced, in words.
+    """Return how many ranks were traced, and how many iterations count, in words.
 
     ``ranks`` of the explanation is 0 if there is only the trace of one rank, which does not
     name the number of ranks.
@@ -473,6 +474,7 @@ def _head_of_gains(explanation: Any) -> str:
 
 def _gain_with_interval(explanation: Any, change: Any) -> str:
     """Return the gain of ``change``, a removed `Cause` or a `Remedy`, with its interval."""
+    # Too few iterations allow no interval.
     if not _has_intervals(explanation):
         return _ms(change.gain_s)
     lower, upper = (_ms(seconds) for seconds in change.gain_interval_s)

@@ -355,6 +355,7 @@ def _note_of_assumed(file: Path, assumed: Sequence[str]) -> str:
     Each of ``assumed`` is a phrase such as "batch = 1", as `store.read_profile` gives it.
     """
     columns = ", ".join(phrase.partition(" = ")[0] for phrase in assumed)
+    # A phrase that has no words of its own only loses its equals sign.
     values = ", ".join(
         _WORDS_OF_ASSUMED.get(phrase, phrase.replace(" = ", " ")) for phrase in assumed
     )
@@ -891,7 +892,7 @@ def advice_to_assume_ring(cost: Any) -> str:
 
 
 def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
-    """Raise UserError unless the cost of a ring between ``ranks`` follows from a cost.
+    """Raise UserError unless ``cost`` can be taken to ``ranks`` ranks as the cost of a ring.
 
     ``origin`` is the file or the option that gives the cost, as errors name it.
     """
@@ -1036,6 +1037,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         calibration = Calibration.of(rows, form=form)
     except UserError as error:
         raise UserError(f"{' and '.join(map(str, paths))}: {error}") from error
+    # A calibration may have costs of several links and numbers of ranks. Here it has one.
     calibrated = calibration.between(
         str(chosen["link"]),
         int(chosen["ranks"]),
@@ -1111,9 +1113,10 @@ def _rows_of_messages(
 def _chosen_rows(
     arguments: argparse.Namespace, all_rows: Any, collective: str, origin: str
 ) -> tuple[Any, Any]:
-    """Return the rows of one collective, number of ranks and link, and these three values.
+    """Return the rows of one collective, number of ranks and link, and a dictionary of these.
 
-    Errors name ``origin``, the file or the option that gives ``all_rows``.
+    The keys of the dictionary are "collective", "ranks" and "link". Errors name ``origin``, the
+    file or the option that gives ``all_rows``.
     """
     from ddlkit.store.readers import choose
 
@@ -1395,6 +1398,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
         )
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
+    # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
     warnings: list[str] = []
     # The functions that read inputs add to `notes` and `warnings`.
@@ -1482,6 +1486,7 @@ def _communication_by_collective(
         with_collective.collective = collective
         with_collective.collectives = tables[collective]
         doubts: list[str] = []
+        # `measured` has the sizes and the devices of the messages whose times were fitted.
         communication, measured = read_communication(with_collective, doubts)
         communications[collective] = communication
         doubts += doubts_of_devices(device, measured)
@@ -1497,15 +1502,15 @@ def _communication_by_collective(
 def _tables_by_collective(
     arguments: argparse.Namespace, collectives: Sequence[str]
 ) -> dict[str, list[Path]]:
-    """Return the tables of --collectives that have times of each collective.
+    """Return for each of ``collectives`` the files of --collectives that have times of it.
 
-    Benchmarks write a log for each collective, so a log usually has one of them. A
-    recorded table has several.
+    Benchmarks write a log for each collective, so a log usually has times of one. A recorded
+    table has times of several.
 
     Raises
     ------
     UserError
-        If a table has none of the collectives, or if one of them is in no table.
+        If a file has times of none of the collectives, or if no file has times of one.
     """
     from ddlkit import store
     from ddlkit.formats.messages import read_collectives
@@ -1518,6 +1523,7 @@ def _tables_by_collective(
         )
     # With --assume-ring, --ranks is the number to predict for, which a table need not have.
     ranks = None if arguments.assume_ring else arguments.ranks
+    # `_collectives_in` calls this function with a file and a collective.
     read = functools.partial(
         read_collectives, ranks=ranks, place=arguments.place, table=arguments.table
     )
@@ -1555,6 +1561,7 @@ def _collectives_in(
         # A recorded table has rows of several collectives, perhaps not of this one.
         if (rows["collective"] == collective).any():
             found.append(collective)
+    # The file is refused for each collective. The first error stands for all.
     if len(errors) == len(collectives):
         raise errors[0]
     return found

@@ -236,7 +236,8 @@ def _refuse_wrong_comparison(arguments: argparse.Namespace) -> None:
     if not arguments.compare:
         return
     # SIMPLE_FIRST has the names of all forms, which --compare compares by itself. Only a form
-    # with a given limit between its two parts, such as piecewise:45KB, is a further one.
+    # with a given limit between its two parts, such as piecewise:45KB, is a further one. The
+    # default "auto" is no form.
     if arguments.form in SIMPLE_FIRST:
         raise UserError(
             f"--form {arguments.form} has no effect with --compare, which compares that "
@@ -335,6 +336,7 @@ def _compare_forms(
         result["warnings"] = warnings
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
+        # For a person, the names of columns have spaces, and an error that is not known is "-".
         table = compared.table.rename_axis(None)
         table.columns = table.columns.str.replace("_", " ")
         print("errors at sizes that are left out of the fit, one at a time:")
@@ -403,9 +405,9 @@ def predict(arguments: argparse.Namespace) -> None:
         result["warnings"] = warnings
     else:
         _put_in_words(result)
+        # If the interval has a level, this entry is None. JSON has null then, and a person
+        # needs no line for it.
         if result["interval_includes"] is None:
-            # This text is there only if the interval has no level. A person needs no line
-            # without it, while JSON has null.
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
@@ -867,7 +869,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     elif profile.batch == 1:
-        # The profile of a user's own model has this, whatever a batch of it is.
+        # The profile of a user's own model always has a batch of 1.
         result["batch"] = "1 (or not known)"
     show(result, arguments.json)
 

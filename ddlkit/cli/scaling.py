@@ -237,7 +237,7 @@ def _measured_files(arguments: argparse.Namespace) -> str:
 
 
 def _workload(arguments: argparse.Namespace) -> Any:
-    """Return the gradients of the network, or None if they are not given."""
+    """Return the `Workload` with the gradients, None if no option gives them."""
     if arguments.profile:
         from ddlkit.store import read_profile
         from ddlkit.store.readers import SeveralValuesError
