@@ -226,6 +226,7 @@ def look(name: str) -> Style:
         raise UserError(
             f"no style for {name!r}: use a role, plan, cost form or span kind"
         )
+    # A name such as "buffer:" has an empty argument.
     if not argument:
         return style
     return replace(style, label=f"{style.label} {argument}")
@@ -242,8 +243,8 @@ def looks(names: Sequence[str]) -> list[Style]:
     Returns
     -------
     list of Style
-        A look for each name. A name that is not known gets a look by its position. If several
-        names share a look, all but the first one are darker and hollow.
+        A look for each name. A name that has no look gets one of `SERIES` by its position. If
+        several names share a look, all but the first one are darker and hollow.
     """
     styles: list[Style] = []
     # Names that differ only in their arguments share a look, so names are compared by their
@@ -265,7 +266,7 @@ def looks(names: Sequence[str]) -> list[Style]:
 
 
 def _darker(style: Style) -> Style:
-    """Return a look of the same hue that is darker, and has another line, hatch and marker."""
+    """Return a darker look of the same hue, with another line and hatch and hollow markers."""
     from matplotlib.colors import to_hex, to_rgb
 
     # With about half of the light, the hue stays and the two colours can be told apart.
@@ -290,17 +291,18 @@ def time_unit(seconds: ArrayLike) -> tuple[float, str]:
     factor : float
         The number of these units in a second.
     name : str
-        The unit: "s", "ms" or "µs", whichever makes the largest time at least 1.
+        The unit: "s" if the longest time is at least 1 s, else "ms" if it is at least 1 ms,
+        else "µs".
 
     Examples
     --------
     >>> time_unit([2e-3, 0.5e-3])
     (1000.0, 'ms')
     """
-    # Missing times (NaN) do not count.
-    largest_s = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
+    # Missing times (NaN) do not count. Of negative differences of times, the size counts.
+    longest_s = float(np.nanmax(np.abs(np.asarray(seconds, dtype=float))))
     for factor, name in ((1.0, "s"), (1e3, "ms")):
-        if largest_s * factor >= 1:
+        if longest_s * factor >= 1:
             return factor, name
     return 1e6, "µs"
 
@@ -314,7 +316,8 @@ def set_log(ax: Axes, log: str) -> None:
         The axes to change.
     log : str
         Which of them become logarithmic, a letter for each: "x", "y", and "b" for an x axis of
-        message sizes in bytes. With "by", both are, and x is in bytes.
+        message sizes in bytes. With "by", both axes do, and x is in bytes. With "", neither
+        does.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -325,8 +328,9 @@ def set_log(ax: Axes, log: str) -> None:
         ax.set_yscale("log")
         plain_log_ticks(ax.yaxis)
     if "b" in log:
+        # With base 2, the labels are round sizes such as "256 KiB". They are wide, so there
+        # are few of them.
         ax.set_xscale("log", base=2)
-        # Sizes such as "256 KiB" are wide, so there are few of them.
         ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
         ax.xaxis.set_minor_locator(NullLocator())
         # matplotlib also passes the position of a tick, which is not used.
@@ -336,20 +340,21 @@ def set_log(ax: Axes, log: str) -> None:
 
 
 def plain_log_ticks(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers, such as 500 and not powers of ten.
+    """Label a logarithmic axis with plain numbers, as 500, instead of powers of ten.
 
     Parameters
     ----------
     axis : Axis
-        The axis. A short one gets evenly spaced numbers, a longer one the numbers 1, 2 and 5 of
-        each decade, and a very long one decades.
+        The axis. An axis whose ends differ by less than a factor of 6 gets round numbers at
+        even distances. One of up to three decades gets the numbers 1, 2 and 5 of each decade,
+        and a longer one gets the decades alone.
     """
     from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator
 
     low, high = axis.get_view_interval()
     locator: Locator
-    # An axis of less than a factor of 6 would have few of the numbers 1, 2 and 5, and one of
-    # more than three decades has room for the decades alone.
+    # A short axis would have few of the numbers 1, 2 and 5. A long axis has no room for all of
+    # them.
     if 0 < high < 6 * low:
         locator = MaxNLocator(6)
     elif high > 1e3 * low:
@@ -374,10 +379,13 @@ def add_legend(ax: Axes, place: str) -> None:
     if not place:
         return
     _, labels = ax.get_legend_handles_labels()
+    # The corner "loc" of the legend is put at the point "bbox_to_anchor", whose numbers are
+    # shares of the width and the height of the axes.
     places: dict[str, dict[str, Any]] = {
         "above": {
             "loc": "lower left",
             "bbox_to_anchor": (0, 1),
+            # At most four labels stand side by side.
             "ncols": min(4, len(labels)),
         },
         "right": {"loc": "upper left", "bbox_to_anchor": (1, 1)},
@@ -407,9 +415,9 @@ def points(
     x, y : array_like, shape (n,)
         Where the markers are.
     role : str or Style
-        How the markers look: a name that `look` takes, or a look.
+        The look of the markers, or a name whose look they have.
     label : str, optional
-        What the legend calls the markers. By default the label of the look.
+        What the legend calls the markers. By default it is the label of the look.
     size : float, optional
         The size of a marker in points.
     """
@@ -441,7 +449,7 @@ def lines(
     ax : Axes
         Where it is drawn.
     table : DataFrame
-        The index has the x values. Missing values break a line.
+        The y values of each line. The index has the x values. Missing values break a line.
     xlabel, ylabel : str
         The labels of the axes.
     log : str, optional
@@ -454,14 +462,15 @@ def lines(
     """
     x = table.index.to_numpy(dtype=float)
     styles = looks([str(name) for name in table.columns])
+    # Without ``ends``, the limits have no columns.
+    lower_limits, upper_limits = ends or (pd.DataFrame(), pd.DataFrame())
     for column, style in enumerate(styles):
         y = table.iloc[:, column].to_numpy(dtype=float)
         marker = style.marker if len(x) <= MOST_MARKERS else ""
         (line,) = ax.plot(x, y, linestyle=style.line, marker=marker, markersize=4)
         line.set(color=style.color, markerfacecolor=style.face, label=style.label)
         # The limits may have fewer columns than the table.
-        if ends is not None and column < ends[0].shape[1]:
-            lower_limits, upper_limits = ends
+        if column < lower_limits.shape[1]:
             lower = lower_limits.iloc[:, column].to_numpy(dtype=float)
             upper = upper_limits.iloc[:, column].to_numpy(dtype=float)
             ax.fill_between(
@@ -485,7 +494,7 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     fits : mapping of str to Fit
         The fits by the name of their form, as in `FORMS`. All have the same samples.
     """
-    # The fits have the same samples, so that any of them will do.
+    # All fits have the same samples, so these are taken from the first one.
     any_fit = next(iter(fits.values()))
     sizes = any_fit.sizes
     seconds = any_fit.seconds
@@ -500,10 +509,11 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
         size=4,
         label="measured, median",
     )
+    # The samples are small dots behind all else.
     ax.plot(
         sizes, seconds * scale, ".", color=SOFT, markersize=2.5, alpha=0.5, zorder=1
     )
-    # Enough sizes, evenly spaced on a logarithmic axis, for curves to look smooth.
+    # With 200 sizes, evenly spaced on a logarithmic axis, curves look smooth.
     grid = np.geomspace(sizes.min(), sizes.max(), 200)
     for fit, style in zip(fits.values(), looks([*fits]), strict=True):
         _draw_fitted_cost(ax, fit, style, grid, scale)
@@ -543,8 +553,8 @@ def _label_axes_of_cost(ax: Axes, cost: Any, unit: str) -> None:
     """Make the axes of a drawn cost logarithmic, and label them.
 
     ``unit`` is the unit of the times that are drawn. Costs are of two kinds. The cost of a
-    message has a collective, and its sizes are bytes. The cost of selecting the largest
-    gradients has none, and its sizes count elements.
+    message has a ``collective``, and its sizes are bytes. The cost of selecting the largest
+    gradients has no collective, and its sizes count elements.
     """
     collective = getattr(cost, "collective", "")
     if collective:
@@ -562,6 +572,9 @@ def _label_axes_of_cost(ax: Axes, cost: Any, unit: str) -> None:
 def scaling_curves(result: Scaling) -> pd.DataFrame:
     """Return scaling factors by the number of nodes, as three laws predict them.
 
+    A count is a number of GPUs on a number of nodes. The scaling factor of a count is the time
+    of a step on the smallest measured count over the time of a step on this count.
+
     Parameters
     ----------
     result : Scaling
@@ -571,14 +584,14 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each of 60 numbers of nodes, from the anchor to the largest count. The columns
-        are ``nodes``, ``gpus``, ``predicted`` with the limits ``lower`` and ``upper`` of its
-        interval, and the rivals ``log2`` and ``linear``: laws with which the prediction is
-        compared.
+        One row for each of 60 numbers of nodes, from that of the anchor to that of the largest
+        count. They are evenly spaced on a logarithmic axis, so most are no whole numbers. The
+        columns are ``nodes``, ``gpus``, the scaling factor ``predicted`` with the limits
+        ``lower`` and ``upper`` of its interval, and the scaling factors by two other laws,
+        ``log2`` and ``linear``, with which the prediction is compared.
     """
     anchor = result.anchor
-    # A scaling factor is the step on the smallest measured placement over another step.
-    smallest_s = result.smallest.step_s
+    on_smallest_s = result.smallest.step_s
     # The target is the count with the most GPUs. If these are all on a single node, it has
     # fewer nodes than the anchor, where the curves begin. The curves then show the anchor alone.
     most_nodes = max(result.target.nodes, anchor.nodes)
@@ -590,22 +603,23 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     # longest of these steps, `slowest_s`. Second, jobs scatter: `anchor_jobs_s` has the steps
     # of the anchor's fastest and slowest job.
     lower_s, upper_s = scaling.step_interval_s(
-        smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
+        on_smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
-    predicted_s = scaling.step_s(smallest_s, anchor.step_s, ratio)
+    predicted_s = scaling.step_s(on_smallest_s, anchor.step_s, ratio)
+    gpus_per_node = anchor.gpus / anchor.nodes
     curves = {
         "nodes": nodes,
-        "gpus": nodes * (anchor.gpus / anchor.nodes),
-        "predicted": smallest_s / predicted_s,
-        # The slowest step has the lowest scaling factor.
-        "lower": smallest_s / upper_s,
-        "upper": smallest_s / lower_s,
+        "gpus": nodes * gpus_per_node,
+        "predicted": on_smallest_s / predicted_s,
+        # The longest step has the lowest scaling factor.
+        "lower": on_smallest_s / upper_s,
+        "upper": on_smallest_s / lower_s,
     }
     for law in ("log2", "linear"):
         rival_s = scaling.rival_step_s(
-            law, smallest_s, anchor.step_s, nodes, anchor.nodes
+            law, on_smallest_s, anchor.step_s, nodes, anchor.nodes
         )
-        curves[law] = smallest_s / rival_s
+        curves[law] = on_smallest_s / rival_s
     return pd.DataFrame(curves)
 
 
@@ -615,7 +629,8 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
     their jobs, and the prediction is a line with its interval. Interpolated counts are points with
     their interval. A further line has the scaling factor that messages alone would give, where it
-    is known. Two other laws of how the loss grows with the nodes are thin lines.
+    is known. The loss is the time by which a step is longer than on the smallest measured count.
+    Two thin lines show other laws of how the loss grows with the nodes.
 
     Parameters
     ----------
@@ -645,13 +660,14 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
             curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
         )
     _draw_messages_alone(ax, result)
+    # Counts that are predicted and not interpolated lie on the line, and get no points.
     measured = [count for count in result.counts if count.measured]
     interpolated = [count for count in result.counts if count.interpolated]
     _draw_counts(ax, measured, replace(look("measured"), hollow=False))
     if interpolated:
         _draw_counts(ax, interpolated, replace(style, label="interpolated"))
     set_log(ax, "x")
-    # A scaling factor may exceed 1 by the scatter of jobs.
+    # A scaling factor may exceed 1 because jobs scatter.
     highest = max([1.0, *(count.scaling_factor for count in result.counts)])
     # A little room keeps the highest point away from the edge.
     ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, highest + 0.08))
@@ -679,17 +695,18 @@ def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
 
 
 def _draw_messages_alone(ax: Axes, result: Scaling) -> None:
-    """Draw the scaling factor if nothing but messages lengthened the step.
+    """Draw a line of the scaling factors if nothing but messages lengthened the step.
 
-    The line has the counts of GPUs for which this is known. Without any, there is no line.
+    The line has the counts of GPUs for which this factor is known. If it is known for no count,
+    nothing is drawn.
     """
-    smallest_s = result.smallest.step_s
+    on_smallest_s = result.smallest.step_s
     gpus = []
     factors = []
     for count in result.counts:
         if count.only_messages_step_s is not None:
             gpus.append(count.gpus)
-            factors.append(smallest_s / count.only_messages_step_s)
+            factors.append(on_smallest_s / count.only_messages_step_s)
     if gpus:
         ax.plot(
             gpus,
@@ -710,19 +727,21 @@ def gantt(
     Parameters
     ----------
     axes : Axes or ndarray of Axes
-        Axes for each timeline, from top to bottom.
+        One Axes for each timeline, from top to bottom.
     timelines : mapping of str to Timeline
         The timelines by their heading. The duration of each is written above it.
     exposed_s : mapping of str to float, optional
         Seconds of exposed communication to write above each timeline, by its heading. By
-        default they are the seconds in which something is sent and nothing is computed. That
-        is less than what communication adds to an iteration if messages slow compute down.
+        default they are the seconds in which something is sent and nothing is computed. If
+        messages slow compute down, communication adds more than these seconds to an
+        iteration.
     """
     of_rank_0 = {
         name: spans.select(spans.rank == 0) for name, spans in timelines.items()
     }
     longest_s = max(spans.duration_s for spans in of_rank_0.values())
     scale, unit = time_unit(longest_s)
+    # A single Axes becomes an array of one.
     panels = np.atleast_1d(np.asarray(axes, dtype=object))
     for ax, (name, spans) in zip(panels, of_rank_0.items(), strict=True):
         _draw_spans(ax, spans, scale)
@@ -735,7 +754,7 @@ def gantt(
         else:
             exposed = exposed_s[name] * scale
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
-        # A second title stands at the right. The heading stands at the left, by the theme.
+        # The heading stands at the left, by the theme. This second title stands at the right.
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
         ax.set_title(name)
         # All panels have one scale of time, whose numbers stand below the last panel only.
@@ -782,9 +801,9 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
     streams = list(table["stream"].unique())
     for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
         style = look(str(kind))
-        # Rows are 1 apart, and their middles at 0, 1 and so on.
+        # Rows are 1 apart, with their middles at 0, 1 and so on.
         bottom = streams.index(stream) - BAR_HEIGHT / 2
-        # White edges part the bars, but would cover many narrow ones.
+        # White edges separate the bars. Many bars are narrow, and edges would cover them.
         ax.broken_barh(
             rows[["left", "width"]].to_numpy(),
             (bottom, BAR_HEIGHT),
@@ -860,7 +879,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
         # The text of the advice counts the time by which messages slow compute down as
         # exposed communication. The drawing has to say the same.
         exposed_s[name] = option.iteration.prediction.exposed_communication_s
-    # The names of options with another bucket cap than the default are such as "ddp:10MB".
+    # An option with another bucket cap than the default has a name such as "ddp:10MB".
     capped = [
         option
         for option in advice.options.values()
@@ -868,7 +887,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     ]
     figure = Figure(figsize=(WIDTH, 6.0))
     n_timelines = len(compared)
-    # The panel below the timelines has the gains by cap.
+    # One more panel, below the timelines, has the gains by cap.
     n_panels = n_timelines + 1 if capped else n_timelines
     axes = np.atleast_1d(figure.subplots(n_panels))
     gantt(axes[:n_timelines], timelines, exposed_s)
@@ -886,7 +905,7 @@ def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
     gains = [advice.gain(option) for option in capped]
     caps = [option.name.partition(":")[2] for option in capped]
     caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
-    # "model" is the name of a role: the line looks as all that is predicted.
+    # "model" is the name of a role, so that the line looks like all that is predicted.
     percent = pd.DataFrame(
         {
             "model": [100 * gain.share for gain in gains],
@@ -930,6 +949,7 @@ def write_scaling(result: Scaling, path: Path) -> None:
         figure = Figure(figsize=(WIDTH, 3.6))
         ax = figure.subplots()
         scaling_factors(ax, result)
+        # The target is the count with the most GPUs.
         target = result.target
         ax.set_title(
             f"scaling factor {target.scaling_factor:.2f} on {target.gpus} GPUs"
@@ -1052,7 +1072,8 @@ def write_page(
     image : bytes
         The drawing as PNG.
     heading, alt : str
-        The heading above the drawing, and its description for those who cannot see it.
+        The heading above the drawing, and the description of the drawing for those who cannot
+        see it.
     facts : mapping of str to str, optional
         What the page says of its origin, such as the date and the machine, by name.
 
@@ -1064,6 +1085,7 @@ def write_page(
     needs("a page", WRITING_A_PAGE)
     import jinja2
 
+    # Texts are escaped for HTML. A name in the template without a value is an error.
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
     # The image is part of the page, in base64, so that the page needs no other file.
     page = environment.from_string(read_text(PAGE)).render(

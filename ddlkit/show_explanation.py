@@ -46,23 +46,23 @@ def explanation_figure(explanation: Explanation) -> Figure:
     Returns
     -------
     Figure
-        From top to bottom: the ranks in a typical iteration, what the iteration takes as
-        one cause of its length after the other is removed (such as the delays of ranks,
-        start-up latency and limited bandwidth), and the iterations as measured and as
-        replayed.
+        Three panels from top to bottom. The first has the ranks in a typical iteration. The
+        second has what the iteration takes as one cause of its length after the other is
+        removed, such as the delays of ranks, start-up latency and limited bandwidth. The
+        third has the iterations as measured and as replayed.
 
     Notes
     -----
-    This function changes the global setting "hatch.color" of matplotlib, which figures that
-    are drawn later would also have. A caller restores it by ``mpl.rc_context``, as
+    This function changes the global setting "hatch.color" of matplotlib, which would also
+    hold for figures that are drawn later. A caller restores it by ``mpl.rc_context``, as
     `write_explanation` does.
     """
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
-    # Hatches of the theme are white, to be seen on bars with a colour. Those of waits are on
-    # white bars. The setting still has to hold when the figure is saved, so it is not
-    # restored here.
+    # Hatches of the theme are white, so that they are seen on bars with a colour. The bars of
+    # waits are white, so their hatches are grey. The setting still has to hold when the figure
+    # is saved, so it is not restored here.
     mpl.rcParams["hatch.color"] = SOFT
     ranks = _drawn_ranks(explanation)
     # The panel of the ranks, and with it the figure, is higher the more ranks are drawn.
@@ -82,7 +82,8 @@ def explanation_figure(explanation: Explanation) -> Figure:
 def _drawn_ranks(explanation: Explanation) -> list[int]:
     """Return the ranks to draw: the first ones, and the one for which the others wait."""
     ranks = list(range(min(explanation.ranks, MOST_RANKS)))
-    # The explanation names a rank and a phase for which the others wait, if there is one.
+    # The straggler is the rank for which the others wait, if there is one. If it is not among
+    # the first ranks, it takes the place of the last of them.
     if explanation.straggler is not None and explanation.straggler["rank"] not in ranks:
         ranks[-1] = explanation.straggler["rank"]
     return ranks
@@ -98,9 +99,10 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     assert timeline is not None
     table = timeline.to_frame()
     scale, unit = time_unit(timeline.duration_s)
-    # A kind of span has one entry in the legend, whatever the number of its spans.
+    # The kinds that have an entry in the legend already. Each kind gets only one.
     in_legend: set[str] = set()
     for row, rank in enumerate(ranks):
+        # Waits are spans of this stream, too.
         of_rank = table[(table["rank"] == rank) & (table["stream"] == "compute")]
         for kind, spans in of_rank.groupby("kind", sort=False):
             _draw_bars(
@@ -116,9 +118,10 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     ax.set_xlabel(f"time [{unit}]")
     title = "No one rank is much slower than the others"
     # `why_no_straggler` is set if a rank is late, but not clearly or not often enough to be
-    # called a straggler. The first title would be wrong then.
+    # called a straggler. The title above would be wrong then.
     if explanation.why_no_straggler:
         title = "No rank is a straggler"
+    # The straggler, by its rank and the phase for which the other ranks wait.
     named = explanation.straggler
     if named is not None:
         title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
@@ -186,8 +189,8 @@ def _outline(
 def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
     """Draw how long the iteration takes as one cause after the other is removed.
 
-    A bar is the iteration after a removal. The hatched bar behind it is what the removal
-    gained.
+    A bar is the iteration after a removal. The hatched bar at its right end is what the
+    removal gained.
     """
     scale, unit = time_unit(explanation.iteration_s)
     # The first entry is the measured iteration, without any removal.
@@ -196,7 +199,8 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
     lengths = np.array([seconds for _, seconds in explanation.waterfall]) * scale
     rows = np.arange(len(names))
     ax.barh(rows, lengths, color=look("backward").color, height=BAR_HEIGHT)
-    # Each row follows the row above. The measured iteration has gained nothing over itself.
+    # Each row is compared with the row above. The first row, the measured iteration, is
+    # compared with itself, so that it gains nothing.
     previous_lengths = np.concatenate([lengths[:1], lengths[:-1]])
     ax.barh(
         rows,
@@ -212,6 +216,7 @@ def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
         middle = length / 2
         ax.text(middle, row, f"{length:.3g}", ha="center", va="center", color="white")
     ax.set_yticks(rows, names)
+    # The measured iteration is on top.
     ax.invert_yaxis()
     # A little room keeps the end of the longest bar in sight.
     ax.set_xlim(0, lengths[0] * 1.005)

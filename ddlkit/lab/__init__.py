@@ -31,10 +31,10 @@ class Conditions:
     Attributes
     ----------
     delay_s : float
-        The delay of each of the two links that a packet passes, in seconds. A round
-        trip takes four of them.
+        The delay of each of the two links that a packet passes, in seconds. A packet
+        and its answer together are delayed four times.
     loss : float
-        The share of all frames of 1,500 bytes that are lost on their way.
+        The share of all frames, of at most 1,500 bytes, that are lost on their way.
 
     Raises
     ------
@@ -52,6 +52,7 @@ class Conditions:
     loss: float = 0.0
 
     def __post_init__(self) -> None:
+        # NaN is in no range, so that it is refused, too.
         if not 0 <= self.delay_s <= MOST_DELAY_S:
             raise UserError(
                 f"delay {self.delay_s:g} s is not possible: use 0 to {MOST_DELAY_S:g} s"
@@ -64,8 +65,9 @@ class Conditions:
     @property
     def name(self) -> str:
         """Return the conditions as they stand in the names of links and files."""
-        # To the nanosecond, without zeros at the end: "2" and "0.5". The format has no
-        # exponent, whose sign would look like the dash between two parts of a name.
+        # Milliseconds with six decimals, to the nanosecond, without zeros at the end: "2"
+        # and "0.5". The format has no exponent, whose sign would look like the dash between
+        # two parts of a name.
         delay_ms = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
         name = f"delay{delay_ms}ms"
         if self.loss:
@@ -74,7 +76,7 @@ class Conditions:
 
 
 def parse_share(text: str) -> float:
-    """Read a share.
+    """Return the share that a text states.
 
     Parameters
     ----------
@@ -84,6 +86,7 @@ def parse_share(text: str) -> float:
     Returns
     -------
     float
+        The share. Whether it lies between 0 and 1 is not checked.
 
     Raises
     ------
@@ -111,7 +114,7 @@ def parse(texts: Mapping[str, str]) -> Conditions:
     Parameters
     ----------
     texts : mapping of str to str
-        The texts of ``"delay"`` and ``"loss"``. One that is missing stands for 0.
+        The texts of ``"delay"`` and ``"loss"``. A text that is missing stands for 0.
 
     Returns
     -------
@@ -120,7 +123,7 @@ def parse(texts: Mapping[str, str]) -> Conditions:
     Raises
     ------
     UserError
-        If a text cannot be read, or if the value is not possible.
+        If a text cannot be read, or if a value is outside the limits of `Conditions`.
 
     Examples
     --------
@@ -180,11 +183,19 @@ class LabShape:
         Parameters
         ----------
         described : dict
-            The result of `dataclasses.asdict`.
+            The result of `dataclasses.asdict` for a shape. Its conditions are a dict, or
+            None if the shape has none.
 
         Returns
         -------
         LabShape
+
+        Raises
+        ------
+        KeyError or TypeError
+            If a field is missing, or has a value of another type.
+        UserError
+            If such a shape is not possible.
         """
         conditions = None
         if described["conditions"]:
@@ -201,6 +212,7 @@ class LabShape:
 
         With conditions the link is emulated. Without conditions the token buckets of
         the kernel limit the rate, and the name begins with "lab", as in "lab:1gbit".
+        The rate has up to six significant digits.
         """
         if self.rate_bits_per_s >= 1e9:
             rate = f"{self.rate_bits_per_s / 1e9:.6g}gbit"

@@ -96,7 +96,7 @@ class Lab(Place):
     Raises
     ------
     UserError
-        If the label is not a few small letters and digits.
+        If the label is not a small letter, followed by at most 15 small letters and digits.
     """
 
     address = f"{PREFIX}1"
@@ -145,12 +145,14 @@ class Lab(Place):
         -------
         dict of str to str
         """
+        # The variables by which torchrun tells a rank who it is.
         environment = super().environment(rank, ranks)
         # Otherwise gloo looks for the address of the host's name, which is not one of the
         # addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
-            # The rank reads from this file how many packets of the link were late.
+            # The link is emulated. The rank finds by this variable the file from which it
+            # reads how many packets of the link were late.
             environment[LINK] = str(self._link_file)
         return environment
 
@@ -175,11 +177,11 @@ class Lab(Place):
 
     def lost(self) -> str:
         """Return why ranks cannot reach one another any more, or "" while they can."""
-        # These processes are the owner of the lab, unless the lab is persistent, and the
-        # process of its link, if the link is emulated. Only the latter can be gone, because
-        # the owner is the process that calls this method.
-        needed = _states()[self.label]["needs"]
-        if all(_runs(process) for process in needed):
+        # A lab needs its owner, unless it is persistent, and the process of its link, if
+        # the link is emulated. Only the process of the link can be gone, because the owner
+        # is the process that calls this method.
+        needed_processes = _states()[self.label]["needs"]
+        if all(_runs(process) for process in needed_processes):
             return ""
         return (
             f"the process of the emulated link of lab {self.label} is gone: "
@@ -187,7 +189,7 @@ class Lab(Place):
         )
 
     def up(self) -> Lab:
-        """Build the network, after removing labs whose owner has died.
+        """Build the network, after removing dead labs.
 
         Returns
         -------
@@ -197,16 +199,17 @@ class Lab(Place):
         Raises
         ------
         UserError
-            If the lab cannot be built. Nothing of it is left then.
+            If the lab cannot be built. Nothing of the lab is left then.
         """
         try:
+            # No other process makes or removes a lab during this block.
             with _registry():
                 _remove_dead()
                 self._claim_label()
                 self._build()
                 if self.persistent:
-                    # A persistent lab has no owner from now on. While it was being built,
-                    # this process was its owner, so that an interrupted one is removed.
+                    # This process owned the lab while it was being built, so that a lab of
+                    # which only a part was built is removed. From now on it has no owner.
                     self._save(owned=False)
             if not self.persistent:
                 # From now on, signals that would end this process raise an exception, so
@@ -220,6 +223,8 @@ class Lab(Place):
 
     def down(self) -> None:
         """End every process in the lab, and remove the lab if it is up.
+
+        Nothing happens in a process that neither built the lab nor attached to it.
 
         Raises
         ------
@@ -264,8 +269,9 @@ class Lab(Place):
         The file is written before anything else of the lab exists. It names this process
         as the owner, so that what an interrupt leaves can be removed.
         """
-        # A label is taken if a lab has it, or a namespace such as "ddl0-rank3", which may
-        # be left of a lab without a state file.
+        # A label is taken if a lab has it, or if the name of a namespace begins with it, as
+        # "ddl0-rank3" with "ddl0". Such a namespace may be left of a lab without a state
+        # file.
         labels_of_namespaces = {name.split("-")[0] for name in _listed_namespaces()}
         taken = {*_states(), *labels_of_namespaces}
         if not self.label:
@@ -281,9 +287,9 @@ class Lab(Place):
     def _save(self, *, owned: bool) -> None:
         """Write the state file, with the processes that the lab needs.
 
-        An owned lab needs this process, its owner, which comes first. A lab with an
-        emulated link needs the process of the link. Once one of them has ended, the lab
-        is dead.
+        ``owned`` says whether this process owns the lab. An owned lab needs its owner,
+        which comes first. A lab with an emulated link needs the process of the link. Once
+        one of them has ended, the lab is dead.
         """
         pids = []
         if owned:
@@ -293,6 +299,7 @@ class Lab(Place):
         state = {
             "shape": asdict(self.shape),
             "owned": owned,
+            # The start tells a process from a later one with the same id.
             "needs": [(pid, _started(pid)) for pid in pids],
         }
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
@@ -320,7 +327,8 @@ class Lab(Place):
             # The largest packet that the kernel hands to the interface, and the length of
             # the queue in front of the interface.
             limits = f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
-            # The kernel's own route ("prefix route") would not have the options of TCP.
+            # The kernel's own route ("prefix route") would lack the options of TCP, so the
+            # route is added by itself.
             addressing = [
                 "link set lo up",
                 f"addr add {PREFIX}{rank + 1}/24 dev {INTERFACE} noprefixroute",
@@ -428,6 +436,7 @@ def attach(label: str) -> Lab:
     UserError
         If no lab of that label is up, or if its state is damaged.
     """
+    # The states of all labs that are up, by label.
     states = _states()
     if label not in states:
         labels = ", ".join(states) or "none"
@@ -456,6 +465,7 @@ def status() -> list[dict[str, Any]]:
     """
     rows = []
     for label, state in _states().items():
+        # These values are told of a lab without a shape, whose state file is damaged.
         row: dict[str, Any] = {
             "label": label,
             "ranks": 0,
@@ -494,7 +504,10 @@ def clean() -> list[str]:
 
 
 def lacking() -> str:
-    """Return what this machine lacks for a lab, "" if nothing, without building one."""
+    """Return what this machine lacks for a lab, or "" if nothing is known to be lacking.
+
+    No lab is built to find out.
+    """
     if sys.platform != "linux":
         return "the lab needs Linux network namespaces"
     if os.geteuid() != 0:
@@ -563,8 +576,9 @@ def _lacks_capabilities() -> bool:
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("CapEff:"):
+                # The set of effective capabilities, as a hexadecimal number.
                 effective = int(line.split()[1], base=16)
-                return effective & _CAPABILITIES != _CAPABILITIES
+                return (effective & _CAPABILITIES) != _CAPABILITIES
     return False
 
 
@@ -595,7 +609,10 @@ def _listed_namespaces() -> list[str]:
 
 
 def _remove(label: str) -> None:
-    """End all processes in a lab, and remove whatever exists of it."""
+    """End all processes in a lab, and remove whatever exists of it.
+
+    Raises UserError if a process does not end within DEADLINE_S.
+    """
     name_in_lab = re.compile(rf"{label}-(rank\d+|switch)")
     namespaces = [name for name in _listed_namespaces() if name_in_lab.fullmatch(name)]
     give_up_s = time.monotonic() + DEADLINE_S
@@ -614,6 +631,7 @@ def _remove(label: str) -> None:
         time.sleep(0.01)
     # Deleting a namespace also deletes its links and queues.
     _ip([f"netns del {name}" for name in namespaces])
+    # The file in which an emulated link counts packets, and the state file of the lab.
     for suffix in ("link", "json"):
         (STATE / f"{label}.{suffix}").unlink(missing_ok=True)
 
@@ -712,18 +730,18 @@ def _runs(process: Process) -> bool:
 
 
 def _remove_dead() -> list[str]:
-    """Remove labs whose owner has ended, with the processes in them, and return their labels.
+    """Remove dead labs, with the processes in them, and return the labels of these labs.
 
-    A persistent lab has no owner, and is removed if the process of its emulated link has
-    ended. A lab whose owner still runs is left to the owner, even if the process of its
-    link has ended.
+    A lab is removed if its owner has ended. A persistent lab has no owner, and is removed
+    if the process of its emulated link has ended. A lab whose owner still runs is left to
+    the owner, even if the process of its link has ended.
     """
     dead = []
     for label, state in _states().items():
         # The owner comes first, if there is one, and else the process of the link. A
         # persistent lab without an emulated link needs no process, and is never dead.
-        needed = state["needs"]
-        if needed and not _runs(needed[0]):
+        needed_processes = state["needs"]
+        if needed_processes and not _runs(needed_processes[0]):
             dead.append(label)
     for label in dead:
         _remove(label)

@@ -100,7 +100,7 @@ class Size(NamedTuple):
 
 
 def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Size:
-    """Cut a packet into frames.
+    """Return the size on the wire of a packet that is cut into frames.
 
     Parameters
     ----------
@@ -122,7 +122,8 @@ def size_of(ip_bytes: int, header_bytes: int = 0, segment_bytes: int = 0) -> Siz
     Size(frames=2, frame_bytes=1538, bytes=3076)
     """
     payload_bytes = ip_bytes - header_bytes
-    # A packet that is not cut is a single frame, which is padded if it is short.
+    # A packet whose payload fits into one segment, or that is not to be cut, is a single
+    # frame. A short frame is padded.
     if payload_bytes <= segment_bytes or not segment_bytes:
         only_frame_bytes = max(MIN_PACKET_BYTES, ip_bytes) + FRAMING_BYTES
         return Size(frames=1, frame_bytes=only_frame_bytes, bytes=only_frame_bytes)
@@ -211,8 +212,8 @@ class Line:
         last_left_s = last_s + last_frame_bytes / self.bytes_per_s
         self.free_s = max(without_waiting_s, last_left_s)
         first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
-        # The only frame of a packet may be shorter than `size.frame_bytes`, and has then
-        # left before ``first_left_s``.
+        # If a packet has only one frame, and this is shorter than `size.frame_bytes`, the
+        # frame has left before ``first_left_s``.
         return min(self.free_s, first_left_s), self.free_s
 
 
@@ -242,8 +243,8 @@ class Shaper:
         # The two directions of each rank's link: what the rank sends, what it receives.
         self._up = [Line(rate) for rate in rates_bits_per_s]
         self._down = [Line(rate) for rate in rates_bits_per_s]
-        # A generator for each rank, so that its losses do not depend on what others
-        # send.
+        # A generator for each rank, with its number as the seed, so that its losses do not
+        # depend on what others send.
         self._chance = [random.Random(rank) for rank in range(len(rates_bits_per_s))]
         # A heap of events: when a packet is at the end of a link, the number of the
         # event, and the packet. Of events at the same time, the one that was noted first
@@ -269,7 +270,8 @@ class Shaper:
         """
         loss = self._conditions.loss
         up_link = self._up[source]
-        # A rank hands over a packet at once, so all its frames arrive at the link now.
+        # A rank hands over a whole packet at once, so the first and the last of its frames
+        # arrive at the link at ``now_s``.
         if loss and self._chance[source].random() < loss:
             # A packet that is lost takes its time on the link, too.
             up_link.carry(first_s=now_s, last_s=now_s, size=size)
@@ -386,6 +388,7 @@ def open_device(namespace: str, return_to: str, offload: int) -> int:
     # process is.
     enter_namespace(namespace)
     windows = " ".join(str(n_bytes) for n_bytes in WINDOW_BYTES)
+    # The buffers of what is received, and of what is to be sent.
     for buffer in ("rmem", "wmem"):
         Path(f"/proc/sys/net/ipv4/tcp_{buffer}").write_text(windows)
     device = os.open(DEVICE, os.O_RDWR | os.O_NONBLOCK)
@@ -430,7 +433,7 @@ class Tunnel:
         self._packets = 0
         self._late = 0
         self._begun_s = time.perf_counter()
-        # When `select` last found packets to read, which then counts as their sending.
+        # When `select` last found packets to read. They count as sent at this time.
         self._readable_since_s = 0.0
 
     def serve(self) -> None:
@@ -453,6 +456,7 @@ class Tunnel:
                 # A packet that is due does not wait for those that still have to be
                 # read.
                 self.write()
+            # Packets also fall due while no device has anything to read.
             self.write()
 
     def now_s(self) -> float:
@@ -500,6 +504,7 @@ class Tunnel:
             self._packets += 1
             if late_s > LATE_S:
                 self._late += 1
+            # The last two numbers are the seconds and the processor seconds so far.
             record = CROSSED.pack(
                 self._packets, self._late, self.now_s(), time.process_time()
             )
@@ -508,14 +513,15 @@ class Tunnel:
 
 
 def main(config: Mapping[str, Any]) -> None:
-    """Make the devices, print that they exist, and be the link.
+    """Make the devices, print that they exist, and carry packets for ever.
 
     Parameters
     ----------
     config : mapping
-        ``namespaces`` (files, the switch's last), ``crossed`` (the file in which packets
-        are counted), ``prefix`` (the first three numbers of all addresses),
-        ``rate_bits_per_s`` and ``conditions`` of each link, and ``dies_with_parent``:
+        ``namespaces`` are the files of the ranks' namespaces, and last that of the switch.
+        ``crossed`` is the file in which packets are counted, and ``prefix`` the first three
+        numbers of all addresses. Each link has the rate ``rate_bits_per_s``, and
+        ``conditions`` are the attributes of `Conditions` by name. ``dies_with_parent`` says
         whether this process dies with the process that started it.
 
     Raises
@@ -525,15 +531,15 @@ def main(config: Mapping[str, Any]) -> None:
     """
     if config["dies_with_parent"]:
         die_with_parent()
-    # The lab alone ends this process.
+    # Only the lab ends this process, by SIGKILL. Ctrl-C and the end of a terminal do not.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     *ranks, switch = config["namespaces"]
     conditions = Conditions(**config["conditions"])
     offload = _CSUM
     if not conditions.loss:
-        # A packet may stand for many frames only if chance cannot take all of them at
-        # once.
+        # Packets may stand for many frames. With losses they may not, because chance would
+        # take all frames of a packet at once.
         offload |= _TSO4
     # Each device is made within the namespace of its rank. The process then returns to
     # the namespace of the switch.
@@ -542,6 +548,7 @@ def main(config: Mapping[str, Any]) -> None:
     # The link also works without real-time priority. It is then late more often, and
     # counts the packets that are late.
     with suppress(PermissionError):
+        # Priority 1 is the lowest of the real-time priorities.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     _keep_memory()
     crossed = os.open(config["crossed"], os.O_WRONLY | os.O_CREAT, 0o644)
