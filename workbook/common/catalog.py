@@ -70,20 +70,26 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
     path : Path, optional
         The file of the catalog. By default data/figures.yml.
 
+    Returns
+    -------
+    tuple of Entry
+        The entries in the order of the file.
+
     Raises
     ------
     UserError
-        If an entry has an unknown field, or if two entries have one id.
+        If an entry has an unknown field or lacks one, or if two entries have one id.
     """
     path = path or places.DATA / "figures.yml"
     entries: dict[str, Entry] = {}
     for item in own_yaml(store.files.read_text(path)):
         fields: dict[str, Any] = {}
         for name, value in item.items():
-            # Entries are immutable, so that their lists are tuples.
+            # Entries are immutable, so lists become tuples.
             fields[name] = tuple(value) if isinstance(value, list) else value
         try:
             entry = Entry(**fields)
+        # A field is unknown or missing.
         except TypeError as error:
             raise UserError(f"{path}, {item.get('id')}: {error}") from error
         if entry.id in entries:
@@ -111,24 +117,27 @@ def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
     problems = []
     for entry in done:
         problems += [f"{entry.id}: {problem}" for problem in _problems(entry, reports)]
-    own = sum(entry.id.startswith("wb-") for entry in done)
-    if own > MOST_OWN:
-        problems.append(f"{own} figures of the workbook's own, limit {MOST_OWN}")
+    # The ids of other figures begin with the abbreviation of a paper.
+    n_own = sum(entry.id.startswith("wb-") for entry in done)
+    if n_own > MOST_OWN:
+        problems.append(f"{n_own} figures of the workbook's own, limit {MOST_OWN}")
     return problems
 
 
 def _problems(entry: Entry, reports: Path) -> list[str]:
     """Return what is wrong with the inputs, the image and the numbers of one entry."""
     problems = []
-    for name in entry.inputs:
-        if not store.list_tables(places.ROOT, name):
-            problems.append(f"input {name} matches no file")
+    # An input is a pattern of the paths of tables.
+    for pattern in entry.inputs:
+        if not store.list_tables(places.ROOT, pattern):
+            problems.append(f"input {pattern} matches no file")
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file() or not image.read_bytes().startswith(_PNG_SIGNATURE):
         problems.append(f"image {image} is missing, or not a PNG")
     try:
         frame = pd.read_csv(numbers)
     except (OSError, ValueError) as error:
+        # Without numbers, nothing else can be checked.
         return [*problems, f"CSV {numbers} cannot be read: {error}"]
     if frame.empty:
         problems.append(f"CSV {numbers} has no row")
@@ -139,12 +148,13 @@ def _problems(entry: Entry, reports: Path) -> list[str]:
 
 
 def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
-    """Return how far the numbers of an entry deviate.
+    """Return how far the numbers of an entry deviate from what they should be.
 
     Parameters
     ----------
     entry : Entry
-        The entry. Its tolerance has limits of statistics of columns.
+        The entry. For some columns of deviations, its tolerance has limits of statistics,
+        such as "max", of the absolute values.
     frame : DataFrame
         The numbers of its CSV file.
 
@@ -155,11 +165,12 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
     """
     sentences = []
     for column, limits in (entry.tolerance or {}).items():
-        # A missing column counts as one NaN, which is within no limit.
+        # A missing column counts as one NaN, and so does a cell that is no number.
         cells = frame.get(column, pd.Series([None]))
-        sizes = pd.to_numeric(cells, errors="coerce").abs()
+        absolute = pd.to_numeric(cells, errors="coerce").abs()
         for statistic, limit in limits.items():
-            value = float(sizes.agg(statistic, skipna=False))
+            # With a NaN, the statistic is NaN, which is within no limit.
+            value = float(absolute.agg(statistic, skipna=False))
             shown = outputs.format_number(value) or "not finite"
             sentence = f"{statistic} of |{column}| is {shown}, limit {limit:g}"
             sentences.append((sentence, value <= limit))
@@ -172,7 +183,8 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
 def count_shown(cells: Sequence[Any]) -> Counter[str]:
     """Count what executed cells show to a reader.
 
-    Exercises do not count. Nor does folded output, which is looked up and not read.
+    Neither code nor exercises count, nor does folded output, which is looked up and not
+    read.
 
     Parameters
     ----------
@@ -187,6 +199,7 @@ def count_shown(cells: Sequence[Any]) -> Counter[str]:
     counts: Counter[str] = Counter()
     in_exercises = False
     for cell in cells:
+        # Of cells of code, only their outputs count.
         text = cell.source if cell.cell_type == "markdown" else ""
         if "## Exercises" in text:
             in_exercises = True
@@ -207,9 +220,10 @@ def _count_output(output: Any) -> Counter[str]:
     page = _FOLDED.sub("", str(data.get("text/html", "")))
     has_figure = "<figure" in page or "image/png" in data
     tables = page.count("<table")
+    # What a cell prints is in "text", and what it displays is in "data".
     printed = str(output.get("text", "") or data.get("text/markdown", ""))
     if not printed and not has_figure and not tables:
-        # HTML that is neither a figure nor a table is text.
+        # HTML that is neither a figure nor a table counts as text, without its tags.
         printed = re.sub(r"<[^>]*>", "", page)
     lines = [line for line in printed.splitlines() if line.strip()]
     return Counter(
@@ -232,8 +246,8 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     -------
     list of str
         One line for each problem. A notebook takes too long if it takes longer than it
-        may, or longer than it states. So does the course, which is all notebooks but
-        REFERENCE, and its core path, which is those of CORE_NUMBERS.
+        may, or longer than it states. The course, which is all notebooks but REFERENCE, and
+        its core path, which is those of CORE_NUMBERS, have limits of their own.
     """
     import nbformat
 
@@ -268,12 +282,15 @@ def _minutes(cells: Sequence[Any]) -> float:
 
 
 def _limit_minutes(number: str, first_cell: str) -> float:
-    """Return the minutes that a notebook may take, by its number and its first cell."""
+    """Return the minutes that a notebook may take, by its number and its first cell.
+
+    A line of the first cell states how many minutes the notebook takes.
+    """
     limit = LONGER.get(number, LIMIT_MINUTES)
     stated = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", first_cell, re.MULTILINE)
     if not stated:
         return limit
-    # Stated minutes are rounded.
+    # Stated minutes are rounded, so up to half a minute more is what the cell states.
     return min(limit, int(stated[1]) + 0.5)
 
 
@@ -303,6 +320,7 @@ def document(entries: Sequence[Entry]) -> str:
     for entry in entries:
         figure = entry.id
         notebook = entry.notebook
+        # The files of an entry that is not done may not exist, so there is no link to them.
         if entry.status == "done":
             figure = f"[{figure}](figures/{figure}.png)"
             notebook = f"[{notebook}](../notebooks/{notebook}.ipynb)"
@@ -315,6 +333,7 @@ def document(entries: Sequence[Entry]) -> str:
             entry.grade,
             entry.status,
         ]
+        # A bar would end the cell of a Markdown table.
         escaped = [cell.replace("|", "\\|") for cell in cells]
         lines.append(f"| {' | '.join(escaped)} |\n")
     return _HEAD + "".join(lines)
@@ -331,7 +350,8 @@ def command(
         Whether to check the catalog, the page, and how many minutes notebooks take to
         read. Problems are printed on standard error, one line each.
     write : bool, optional
-        Whether to write the page. Without ``check`` and ``write``, entries are listed.
+        Whether to write the page, which is done before a check. Without ``check`` and
+        ``write``, entries are listed.
     reports : Path, optional
         The directory whose figures are checked. By default reports.
 
@@ -354,6 +374,7 @@ def command(
 
 def _list(entries: Sequence[Entry]) -> None:
     """Print a line for each entry."""
+    # The fields that are printed, in order, and their headings.
     headings = {
         "id": "id",
         "status": "status",
@@ -368,14 +389,19 @@ def _list(entries: Sequence[Entry]) -> None:
 
 
 def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
-    """Print the problems of the catalog and a summary, and return the exit status."""
+    """Print the problems of the catalog and a summary, and return the exit status.
+
+    ``page`` is the path of FIGURES.md, and ``reports`` the directory of the figures. The
+    exit status is 1 if there are problems. Notebooks are checked only if all of them were
+    executed.
+    """
     problems = find_problems(reports, entries)
     if not page.is_file() or page.read_text(encoding="utf-8") != document(entries):
         problems.append(
             "FIGURES.md is not current: run python -m workbook figures --write"
         )
-    names = sorted({entry.notebook for entry in entries})
-    executed = [places.BUILD / "executed" / f"{name}.ipynb" for name in names]
+    notebooks = sorted({entry.notebook for entry in entries})
+    executed = [places.BUILD / "executed" / f"{name}.ipynb" for name in notebooks]
     missing = sum(not path.is_file() for path in executed)
     not_checked = ""
     if missing:

@@ -112,8 +112,8 @@ class Result:
         Whether a measured result is a point, a range or a confidence interval, and of
         how many numbers.
     judge : callable, optional
-        Called with the lowest and the highest accepted value, it returns the verdict
-        instead of the spans.
+        A function of the lowest and the highest accepted value that returns the verdict.
+        Without it, the spans decide.
 
     Raises
     ------
@@ -133,7 +133,7 @@ class Result:
             raise ValueError(
                 "a result without numbers, as without its recording, or with NaN"
             )
-        # Raises ValueError for an unknown kind.
+        # The constructor of the enumeration raises ValueError for an unknown kind.
         Evidence(self.evidence)
 
     @property
@@ -150,8 +150,10 @@ class Result:
     def excludes_nothing(self) -> bool:
         """Return whether the spans begin at zero or below.
 
-        The parts of an iteration, and other quantities that a bound is computed of, are
-        never negative, and are at most as long as the whole by definition.
+        A bound with such spans excludes nothing. The quantities of bounds, such as the parts
+        of an iteration, are never negative, so a lower bound of zero holds for each value.
+        An upper bound, which begins at minus infinity, holds by definition: a part is at
+        most as long as the whole.
         """
         return self.low <= 0
 
@@ -162,12 +164,25 @@ class Result:
 
 
 def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> Result:
-    """Return a result whose spans are sorted, each once."""
+    """Return a result of numbers or of intervals, each of which the result has once.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        The kind of evidence.
+    values : float or iterable
+        The numbers, or pairs of the ends of intervals in any order.
+    note, grade : str
+        As in `Result`.
+    """
     listed = [*values] if isinstance(values, Iterable) else [values]
     array = np.array(listed, float)
     is_intervals = array.ndim == 2
+    # A number is both ends of its interval.
     spans = array if is_intervals else np.stack([array, array], axis=1)
-    return Result(evidence, np.unique(np.sort(spans, axis=1), axis=0), note, grade)
+    # The lower end of each interval comes first.
+    spans = np.sort(spans, axis=1)
+    return Result(evidence, np.unique(spans, axis=0), note, grade)
 
 
 def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
@@ -176,18 +191,20 @@ def measured(values: Values, note: str, grade: str, n: int = 0) -> Result:
     Parameters
     ----------
     values : float or iterable
-        The measured numbers. All must be accepted for the claim to be reproduced.
+        The measured numbers, or intervals. All must be accepted for the claim to be
+        reproduced.
     note : str
         What was measured.
     grade : str
         The grade of truth, one of `ddlkit.core.timeline.ORIGINS`.
     n : int, optional
-        How many cases or rounds the numbers stand for. By default one each.
+        How many cases or rounds the numbers together stand for. By default each number
+        stands for one.
 
     Returns
     -------
     Result
-        Its interval is a point or a range.
+        Its ``interval`` says whether it is a point (of one number) or a range, and ``n``.
     """
     listed = [*values] if isinstance(values, Iterable) else [values]
     kind = "range" if len(listed) > 1 else "point"
@@ -216,7 +233,7 @@ def confident(
     Result
         The interval of the bias-corrected and accelerated (BCa) bootstrap.
     """
-    # SciPy's statistics take as long to import as pandas.
+    # SciPy's statistics take as long to import as pandas, so they are imported only here.
     from scipy.stats import bootstrap
 
     # The fixed seed gives the same interval each time.
@@ -260,7 +277,7 @@ def by_model(
     quantity : str
         The name of the quantity of the search that the claim is about.
     scale, offset : float, optional
-        The claim's number is ``offset + scale * quantity``.
+        The claim's number is ``offset + scale * quantity``. The scale is positive.
     note : str, optional
         A remark on the quantity.
 
@@ -272,14 +289,17 @@ def by_model(
     """
 
     def judge(low: float, high: float) -> Verdict:
+        # The accepted values of the claim's number, as values of the quantity.
         lower = (low - offset) / scale
         upper = (high - offset) / scale
         left_out = search.without(quantity, lower, upper)
-        # The values are in ascending order.
+        # The values are in ascending order, so these are the least and the largest.
         least, most = offset + scale * left_out.values[[0, -1]]
+        # The standing has the text of an outcome.
         outcome = Outcome(left_out.standing)
         return Verdict(outcome, _how_it_stands(left_out, least, most))
 
+    # The values do not depend on the interval that is judged, so none is given.
     values = offset + scale * search.without(quantity).values
     return replace(modelled(values, note), judge=judge)
 
@@ -295,6 +315,7 @@ def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
         The range of the claim's number in the settings that meet the most others.
     """
     together = "it holds nowhere"
+    # -1 stands for a statement that never holds.
     if left_out.with_it >= 0:
         together = f"{left_out.with_it} with it"
     text = (
@@ -302,6 +323,8 @@ def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
         f"{together}; it holds in {left_out.share:.0%} of the {left_out.settings:,} "
         f"settings that meet the most others ({least:.4g} to {most:.4g})"
     )
+    # The scanned numbers, with the values at which the statement holds. Many values would
+    # make the text long.
     for name, values in left_out.only.items():
         if len(values) <= FEW:
             listed = " or ".join(f"{value:.3g}" for value in values)
@@ -315,7 +338,8 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
     Parameters
     ----------
     readings : mapping of str to Result
-        What each reading gives. The evidence of the result is that of the first.
+        What each reading gives. The evidence and the grade of the first one are those of the
+        result.
     note : str, optional
         What holds for all readings.
 
@@ -347,19 +371,26 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
 
 
 def rounded_or_cut_off(result: Result) -> Result:
-    """Return a result whose printed number may have been rounded or cut off.
+    """Return a result for a claim whose number may have been rounded or cut off in print.
 
     Parameters
     ----------
     result : Result
         A result for a claim whose tolerance is half a unit of the last printed digit.
+
+    Returns
+    -------
+    Result
+        The result, which both readings of the printed number judge, as in `by_readings`.
     """
 
     def judge_cut_off(low: float, high: float) -> Verdict:
-        # What is cut off lies from the printed number to the next one.
+        # The printed number is in the middle of the accepted values. If digits were cut
+        # off, the full number lies between the printed one and one unit more.
         half_a_unit = (high - low) / 2
         return judged(result, low + half_a_unit, high + half_a_unit)
 
+    # The note is given once, and not for each reading.
     readings = {
         "rounded": replace(result, note=""),
         "cut off": replace(result, note="", judge=judge_cut_off),
@@ -371,7 +402,7 @@ def by_cases(values: Values, note: str) -> Result:
     """Return what a model says in several cases, each of which counts as one.
 
     Cases are combinations of what the paper leaves open. A range over them is no range of
-    uncertainty: a number that one case attains is not supported by the others.
+    uncertainty, because a number that one case attains is not supported by the others.
 
     Parameters
     ----------
@@ -388,9 +419,11 @@ def by_cases(values: Values, note: str) -> Result:
     """
     array = np.array([*values] if isinstance(values, Iterable) else [values], float)
     if array.ndim == 1:
+        # A number is both ends of its interval.
         array = np.stack([array, array], axis=1)
 
     def judge(low: float, high: float) -> Verdict:
+        # A case agrees if its interval and the accepted values meet.
         agrees = (array.min(axis=1) <= high) & (low <= array.max(axis=1))
         outcome = by_share(float(agrees.mean()))
         return Verdict(outcome, f"{agrees.sum()} of {len(agrees)} cases agree")
@@ -408,10 +441,13 @@ def by_share(share: float) -> Outcome:
 
 
 def over_compatible(search: SettingSearch) -> str:
-    """Return a phrase for a note that says over which settings a range goes."""
-    settings = int(search.most().sum())
+    """Return a phrase for a note that says over which settings a range goes.
+
+    They are the settings of the search that agree with the most statements.
+    """
+    n_settings = int(search.most().sum())
     return (
-        f"over {settings:,} settings, which agree with {search.count.max()} of the "
+        f"over {n_settings:,} settings, which agree with {search.count.max()} of the "
         f"{len(search.stated)} statements"
     )
 
@@ -431,7 +467,13 @@ def check(claim: str, *arguments: Any) -> Callable[[Checking], Checking]:
     claim : str
         The id of the claim.
     *arguments
-        What the function is called with.
+        The arguments with which the function is called when the claim is judged.
+
+    Returns
+    -------
+    callable
+        The decorator. It returns the function as it is, so that one function can be
+        registered for several claims.
     """
 
     def register(function: Checking) -> Checking:
@@ -490,8 +532,8 @@ class Claim:
     @property
     def accepted(self) -> tuple[float, float]:
         """Return the least and the largest value that agree with the printed one."""
-        # One unit in the last place of a double must not turn an exact match into a
-        # difference.
+        # An exact match must not become a difference by an error of rounding, of which
+        # 1e-12 is far more.
         margin = (self.tolerance + 1e-12) * abs(self.value)
         low = self.value - margin
         high = self.value + margin
@@ -507,10 +549,14 @@ class Claim:
         Parameters
         ----------
         result : Result
-            What was computed. If it has a ``judge``, that decides. Of measured or
+            What was computed. If it has a ``judge``, this function decides. Of measured or
             counted numbers, over links, networks or repeats, all must be accepted. Of
             other evidence, one accepted number suffices. A bound that no possible value
             could miss supports nothing, so that the claim is not testable.
+
+        Returns
+        -------
+        Verdict
 
         Raises
         ------
@@ -582,11 +628,12 @@ def paper_table(paper: str, name: str, **options: Any) -> pd.DataFrame:
     Raises
     ------
     UserError
-        If the file is missing, or if it was edited since it was transcribed.
+        If the file is missing, or if it was changed since it was transcribed.
     """
     path = places.DATA / "papers" / paper / f"{name}.csv"
-    # Parsed tables are cached. Keys must be hashable, and callers may change their copy.
     content = transcribed.read_transcribed(path)
+    # A tuple of the options is hashable, as the key of a cache must be. Callers get a copy
+    # of the cached table, because they may change it.
     return _parsed(content, (*options.items(),)).copy()
 
 
@@ -607,8 +654,8 @@ def without_check() -> pd.DataFrame:
     DataFrame
         By the id of the claim, its ``outcome``, the ``notebook`` that will decide it
         ("" if none can), and ``why`` it has no check. The outcome is "open" if nothing
-        here computes the quantity. It is "not testable here" if what was computed could
-        not have disagreed, or if another claim judges the sentence.
+        here computes the quantity. The outcome is "not testable here" if what was computed
+        could not have disagreed, or if another claim judges the sentence.
     """
     tables = [paper_table(paper, "open") for paper in PAPERS]
     return pd.concat(tables).set_index("claim").fillna("")
@@ -618,14 +665,15 @@ def without_check() -> pd.DataFrame:
 def repeats() -> pd.DataFrame:
     """Return the claims that another claim already judges.
 
-    A sentence is judged once, and an equation between printed numbers counts once.
+    Such claims are not counted, so that each sentence, and each equation between printed
+    numbers, counts once.
 
     Returns
     -------
     DataFrame
         By the id of the claim, ``judged_by``, the id of the claim that counts, and
         ``why``: "sentence" if both claims are the same sentence of the paper, "identity"
-        if one follows from the other by arithmetic.
+        if one claim follows from the other by arithmetic.
     """
     return _of_papers("repeats")
 
@@ -678,8 +726,8 @@ def recomputed(frame: pd.DataFrame, **columns: Iterable[float]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        After each of these columns, ``<column>_computed`` and ``<column>_difference``,
-        the relative difference from print.
+        The printed table. Behind each of these columns it also has ``<column>_computed``
+        and ``<column>_difference``, the relative difference from the printed number.
 
     Examples
     --------
@@ -709,9 +757,10 @@ def symbols(paper: str, name: str) -> pd.DataFrame:
     -------
     DataFrame
         The columns of the printed table, among them ``symbol`` and its meaning in our
-        words, and ``ddlkit``, where the package has the symbol, as a dotted name without
-        the leading "ddlkit".
+        words, and a column ``ddlkit``. It has the dotted name by which the package has the
+        symbol, without the leading "ddlkit".
     """
+    # The table "symbols" has the names of all symbols of the paper.
     names = paper_table(paper, "symbols").set_index("symbol")["ddlkit"].to_dict()
     printed = paper_table(paper, name)
     return printed.assign(ddlkit=[names[symbol] for symbol in printed["symbol"]])

@@ -50,6 +50,10 @@ def layers(network: str) -> tuple[Layer, ...]:
     network : str
         The name in any spelling.
 
+    Returns
+    -------
+    tuple of Layer
+
     Raises
     ------
     UserError
@@ -60,6 +64,7 @@ def layers(network: str) -> tuple[Layer, ...]:
     >>> sum(size for layer in layers("ResNet-50") for size in layer.tensors)
     25557032
     """
+    # Keys of _NETWORKS need no look-up of spellings, which does not know all of them.
     name = network if network in _NETWORKS else network_named(network)
     if name not in _NETWORKS:
         raise UserError(
@@ -75,6 +80,10 @@ def parameters(network: str) -> tuple[int, ...]:
     ----------
     network : str
         The name in any spelling.
+
+    Returns
+    -------
+    tuple of int
 
     Raises
     ------
@@ -120,9 +129,11 @@ def conv(
     side : int
         The side of the output.
     groups : int, optional
-        Into how many groups the channels are divided.
+        Into how many groups the channels are divided. An output channel is computed from
+        the input channels of its own group.
     """
-    weights = kernel * kernel * inputs // groups * outputs
+    weights = kernel * kernel * (inputs // groups) * outputs
+    # Each weight is used once for each place of the output. The bias needs no multiply-add.
     return Layer((weights, outputs), weights * side * side)
 
 
@@ -146,14 +157,14 @@ def _vgg_convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
     Parameters
     ----------
     counts : sequence of int
-        The number of convolutions of each width.
+        The number of convolutions of each width, that is, number of output channels.
     side : int
         The side of the images. It is halved after the convolutions of each width.
     """
-    inputs = 3
+    inputs = 3  # colours
     for outputs, count in zip((64, 128, 256, 512, 512), counts, strict=True):
         for _ in range(count):
-            yield conv(inputs, outputs, 3, side)
+            yield conv(inputs, outputs, kernel=3, side=side)
             inputs = outputs
         side //= 2
 
@@ -171,25 +182,28 @@ def _resnet(blocks: Sequence[int], stride_first: bool = False) -> Iterator[Layer
     Parameters
     ----------
     blocks : sequence of int
-        The number of blocks of each width.
+        The number of blocks of each width. The width of a block is the number of output
+        channels of its first two convolutions.
     stride_first : bool, optional
         Whether the first convolution of a block has the stride, as in the paper. In
-        torchvision the second one has.
+        torchvision the second convolution has it.
     """
-    yield _normed(conv(3, 64, 7, 112))
+    yield _normed(conv(3, 64, kernel=7, side=112))
     inputs = 64
+    # A pool after the first convolution halves the side.
     side = 56
     for width, count in zip((64, 128, 256, 512), blocks, strict=True):
         for block in range(count):
-            # The first block of each width but the first one halves the side.
+            # The first block of each width halves the side, except for the width of 64.
             halves = block == 0 and width > 64
             output_side = side // 2 if halves else side
+            # The convolution with the stride is the first one with the smaller side.
             first_side = output_side if stride_first else side
             yield _normed(conv(inputs, width, 1, first_side))
             yield _normed(conv(width, width, 3, output_side))
             yield _normed(conv(width, 4 * width, 1, output_side))
             if block == 0:
-                # The shortcut, whose number of channels changes.
+                # The shortcut has a convolution where its number of channels changes.
                 yield _normed(conv(inputs, 4 * width, 1, output_side))
             inputs = 4 * width
             side = output_side
@@ -203,6 +217,7 @@ def _alexnet() -> Iterator[Layer]:
     yield conv(256, 384, 3, 13)
     yield conv(384, 384, 3, 13, groups=2)
     yield conv(384, 256, 3, 13, groups=2)
+    # A last pool leaves a side of 6.
     yield dense(256 * 6 * 6, 4096)
     yield dense(4096, 4096)
     yield dense(4096, 1000)
@@ -237,7 +252,7 @@ def _googlenet(*, heads: bool) -> Iterator[Layer]:
     for number, module in enumerate(_INCEPTION):
         side, ones, before_threes, threes, before_fives, fives, pooled = module
         if heads and number in _AUXILIARY:
-            # The classifier first averages its input to a side of 4.
+            # An auxiliary classifier first averages the input of this module to a side of 4.
             yield conv(inputs, 128, 1, 4)
             yield dense(128 * 4 * 4, 1024)
             yield dense(1024, 1000)
@@ -255,20 +270,26 @@ def _inception_v4() -> Iterator[Layer]:
     """Yield the layers of Inception-v4 (Szegedy et al., 2017, Figures 3 to 9).
 
     The file inception_v4.json lists stages, their blocks, the branches of a block, and
-    the units of a branch. A unit is [channels, kernel], which keeps the side of the
-    image, [channels, kernel, stride] without padding, "mean" over 3x3 places, "halve"
-    (the maximum of 3x3 places at every second one), or a fork into further branches.
+    the units of a branch. A unit is one of these:
+
+    * [channels, kernel] is a convolution that keeps the side of the image.
+    * [channels, kernel, stride] is a convolution without padding.
+    * "mean" is the mean over 3x3 places, which keeps the side.
+    * "halve" is the maximum over 3x3 places, at every second place, without padding.
+    * {"side_by_side": branches} is a fork into further branches.
     """
     path = Path(__file__).with_name("inception_v4.json")
     stages = json.loads(path.read_text(encoding="utf-8"))
+    # The file lists the block of these stages once.
     repeats = {"inception_a": 4, "inception_b": 7, "inception_c": 3}
-    channels = 3
+    channels = 3  # colours
     side = 299
     for name, blocks in stages.items():
         for branches in blocks * repeats.get(name, 1):
             inputs = channels
             input_side = side
-            # The outputs of all branches are put next to each other.
+            # All branches have the same input, and the channels of their outputs are
+            # concatenated.
             channels = 0
             for units in branches:
                 branch_layers, outputs, side = _branch(inputs, input_side, units)
@@ -285,27 +306,29 @@ def _branch(
     Parameters
     ----------
     inputs : int
-        The channels of its input.
+        The number of channels of the branch's input.
     side : int
-        The side of its input.
+        The side of the branch's input.
     units : sequence
         The units, as `_inception_v4` describes them.
 
     Returns
     -------
     layers : list of Layer
-        The layers.
+        The convolutions, each with a batch norm.
     outputs, side : int
-        The channels and the side of the output.
+        The number of channels and the side of the branch's output.
     """
     layers: list[Layer] = []
     for unit in units:
         if unit == "mean":
+            # A mean has no parameters, and keeps the channels and the side.
             continue
         if unit == "halve":
             side = (side - 3) // 2 + 1
         elif isinstance(unit, dict):
-            # A fork ends its branch, and its outputs are put next to each other.
+            # A fork is the last unit of its branch. The channels of its outputs are
+            # concatenated. Its branches keep the side.
             fork_outputs = 0
             for branch in unit["side_by_side"]:
                 fork_layers, outputs, _ = _branch(inputs, side, branch)
@@ -313,13 +336,16 @@ def _branch(
                 fork_outputs += outputs
             inputs = fork_outputs
         else:
+            # ``stride`` has one number, or none. ``kernel`` is its side, or a pair.
             outputs, kernel, *stride = unit
             height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
             if stride:
+                # Kernels with a stride are square, and have no padding.
                 side = (side - height) // stride[0] + 1
             weights = inputs * outputs * height * width
             # A batch norm's scale and shift take the place of a bias.
             layers.append(Layer((weights, outputs, outputs), weights * side * side))
+            # The output of a unit is the input of the next one.
             inputs = outputs
     return layers, inputs, side
 
@@ -340,8 +366,11 @@ def ptb_lstm(units: int = 1500, vocabulary: int = 10_000) -> Iterator[Layer]:
     """Yield the layers of the LSTM of Zaremba et al. on the Penn Treebank.
 
     It has 11 tensors: the embedding, four of each of two LSTM layers, and two of the
-    output. Multiply-adds are those of one word.
+    output. Multiply-adds are those of one word. ``units`` is the number of units of each
+    layer, and of the embedding of a word.
     """
+    # An LSTM layer has four gates. Their weights are a matrix for the input and one for the
+    # state of the word before, and each of these matrices has a bias.
     gates = 4 * units * units
     # The embedding is looked up, which multiplies nothing.
     yield Layer((vocabulary * units,), 0)

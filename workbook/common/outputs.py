@@ -73,7 +73,7 @@ def write_numbers(
 def rounded(value: Any) -> Any:
     """Return a number with DIGITS significant digits.
 
-    Whole numbers, numbers that are not finite, and all else are unchanged.
+    Whole numbers, numbers that are not finite, and values that are no float are unchanged.
 
     Examples
     --------
@@ -97,7 +97,7 @@ def record_summary(
     name : str
         The name of the notebook.
     numbers : mapping of str to number
-        The numbers by name, which has the unit.
+        The numbers by name. The name of a number says its unit.
     reports : Path, optional
         The reports directory. By default `reports_dir`.
 
@@ -105,10 +105,15 @@ def record_summary(
     -------
     dict
         The numbers as written, `rounded`.
+
+    Raises
+    ------
+    ValueError
+        If a number is not finite, which JSON cannot have.
     """
     written: dict[str, Number] = {}
     for key, value in numbers.items():
-        # JSON has no types of NumPy.
+        # JSON cannot write the numbers of NumPy, so they become those of Python.
         plain = value.item() if isinstance(value, np.generic) else value
         written[key] = rounded(plain)
     path = (reports or reports_dir()) / "summaries" / f"{name}.json"
@@ -125,7 +130,8 @@ def read_summaries(reports: Path) -> dict[str, dict[str, Number]]:
 def format_number(value: Any) -> str:
     """Return a number for readers, with up to four significant digits.
 
-    A number that is not finite gives an empty string.
+    A number that is not finite gives an empty string. A value that is no float is returned
+    as its text.
 
     Examples
     --------
@@ -137,13 +143,14 @@ def format_number(value: Any) -> str:
     if not math.isfinite(value):
         return ""
     if 1e4 <= abs(value) < 1e9:
-        # All digits before the point, where four significant ones would need an exponent.
+        # With four significant digits, such a number would have an exponent. It is written
+        # with all digits before the point instead.
         return f"{value:.0f}"
     return f"{value:.4g}"
 
 
 def format_quantity(value: float, unit: str) -> str:
-    """Return a number with its unit, without one for the unit "1".
+    """Return a number with its unit. The unit "1", of a plain number, is not written.
 
     A number that is not finite gives an empty string.
 

@@ -45,7 +45,7 @@ PAPERS = {
 
 @cache
 def published_code(paper: str) -> dict[str, float]:
-    """Return the values that the published code of a paper states.
+    """Return the numbers that the published code of a paper states.
 
     Parameters
     ----------
@@ -55,7 +55,12 @@ def published_code(paper: str) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        The values of data/papers/<paper>/code.csv by id, in the units of that file.
+        The numbers of data/papers/<paper>/code.csv by id, in the units that this file gives.
+
+    Raises
+    ------
+    UserError
+        If the file is missing, or if it was changed since it was transcribed.
     """
     path = places.DATA / "papers" / paper / "code.csv"
     text = transcribed.read_transcribed(path).decode()

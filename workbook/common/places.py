@@ -23,13 +23,13 @@ def recorded_dir(machine_name: str | None = None) -> Path:
     Parameters
     ----------
     machine_name : str, optional
-        The name of the machine. By default this machine.
+        The name of the machine. By default it is this machine.
 
     Raises
     ------
     UserError
         If the name has other characters than lower-case letters, digits, dots and
-        dashes.
+        dashes, or begins with a dot or a dash.
     """
     name = machine_name
     if name is None:

@@ -47,10 +47,11 @@ class Stated:
 
         Returns
         -------
-        ndarray of float32
-            The distance in half-widths of the interval, 0 inside. An interval with one
-            end is given a half-width of 0.05.
+        ndarray of float32, shape of ``value``
+            The distance of each value from the interval, in half-widths of the interval, and
+            0 inside. An interval with one end is given a half-width of 0.05.
         """
+        # This is negative for values inside the interval.
         outside = np.maximum(self.low - value, value - self.high)
         half_width = (self.high - self.low) / 2
         if not math.isfinite(half_width):
@@ -74,7 +75,7 @@ class LeftOut:
     ----------
     values : ndarray
         The values of its quantity in the settings that meet the most others, each once
-        and in order.
+        and in ascending order.
     others : int
         The number of other statements.
     most : int
@@ -103,13 +104,15 @@ class LeftOut:
     def standing(self) -> str:
         """Return "contradicted" by the others, "compatible" with them, or "undecided".
 
-        The statement itself never counts among those that a setting meets: settings
-        that are chosen for meeting it would agree with it by arithmetic.
+        The statement itself never counts among those that a setting meets, because
+        settings that are chosen for meeting it would agree with it by arithmetic.
         """
         never_holds = self.with_it < 0
-        # Or the others must give up at least APART statements for it.
-        if never_holds or self.with_it <= self.most - APART:
+        # Where the statement holds, at least APART fewer others hold than elsewhere.
+        costs_others = self.with_it <= self.most - APART
+        if never_holds or costs_others:
             return "contradicted"
+        # The share is that of the settings which meet the most others.
         if self.share >= HALF:
             return "compatible"
         return "undecided"
@@ -186,17 +189,26 @@ class SettingSearch:
         Returns
         -------
         ndarray of bool, shape of the grid
-            The settings with the most statements among those where ``required`` hold.
+            Of the settings in which all ``required`` statements hold, those in which the
+            most statements hold.
+
+        Raises
+        ------
+        ValueError
+            If no statement has a required name, or if no setting meets all required
+            statements.
         """
         numbers = [self._number(name) for name in required]
+        # Without required statements, all settings are allowed.
         allowed = np.all(self.holds[numbers], axis=0)
-        mask: NDArray[np.bool_] = allowed & (self.count == self.count[allowed].max())
+        most = self.count[allowed].max()
+        mask: NDArray[np.bool_] = allowed & (self.count == most)
         return mask
 
     def best_index(self, *required: str) -> tuple[int, ...]:
-        """Return the index of the best compromise in the grid.
+        """Return the place in the grid of the setting that is the best compromise.
 
-        Of the settings of ``most(*required)`` it has the smallest ``miss``.
+        Of the settings of ``most(*required)`` this setting has the smallest ``miss``.
         """
         misses = np.where(self.most(*required), self.miss, np.inf)
         place = np.unravel_index(int(np.argmin(misses)), misses.shape)
@@ -210,27 +222,31 @@ class SettingSearch:
     def without(
         self, name: str, low: float = math.nan, high: float = math.nan
     ) -> LeftOut:
-        """Return how a quantity stands with all other statements.
+        """Return how an interval of a quantity stands with all other statements.
 
         Parameters
         ----------
         name : str
-            The quantity. It need not be stated otherwise.
+            The name of the quantity. The search need not have a statement of this name.
         low, high : float, optional
-            The interval that is judged. By default the statement of that name.
+            The ends of the interval that is judged. By default it is that of the statement
+            of this name.
 
         Returns
         -------
         LeftOut
             How the interval stands.
         """
-        holds = self._own(name)
+        statement_holds = self._where_holds(name)
+        holds = statement_holds
+        # NaN stands for an interval that was not given.
         if not math.isnan(low):
             # Compared before it is broadcast, the quantity has fewer elements.
             value = np.asarray(self.values[name])
             holds = np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
 
-        others = self.count - self._own(name)
+        # How many of the other statements hold, by setting.
+        others = self.count - statement_holds
         best = self._best_others(name, others)
         most_others = np.unravel_index(best.places, self.grid.shape)
         is_stated = name in [statement.name for statement in self.stated]
@@ -238,6 +254,7 @@ class SettingSearch:
             values=best.values,
             others=len(self.stated) - is_stated,
             most=best.most,
+            # -1 if the interval holds in no setting.
             with_it=int(others.max(where=holds, initial=-1)),
             settings=len(best.places),
             share=float(holds[most_others].mean()),
@@ -245,17 +262,19 @@ class SettingSearch:
         )
 
     def _best_others(self, name: str, others: NDArray[np.int8]) -> _BestOthers:
-        """Return where most statements other than one hold, found once for each name.
+        """Return where most statements other than that of a quantity hold.
 
-        ``others`` is how many of them hold, by setting.
+        ``others`` is how many of the other statements hold, by setting. The result is
+        computed once for each name.
         """
         known = self._best_others_by_name
         if name not in known:
             most = int(others.max())
-            # The places of few settings are found faster than a mask is applied to an array
-            # that is broadcast along many axes.
+            # There are few such settings. Taking values at their places is faster than
+            # applying a mask to an array that is broadcast along many axes.
             flat_places = np.flatnonzero(others == most)
             places = np.unravel_index(flat_places, self.grid.shape)
+            # Each value once, in ascending order.
             values = np.unique(self._value(name)[places])
             known[name] = _BestOthers(most, flat_places, values)
         return known[name]
@@ -279,27 +298,31 @@ class SettingSearch:
         ndarray of bool, shape of the grid
             The settings.
         """
-        others = self.count - self._own(name)
+        # How many of the other statements hold, by setting.
+        others = self.count - self._where_holds(name)
         return np.asarray(others == others.max())
 
-    def _own(self, name: str) -> NDArray[np.bool_]:
-        """Return where the statement of a quantity holds: nowhere if there is none."""
+    def _where_holds(self, name: str) -> NDArray[np.bool_]:
+        """Return in which settings a statement holds: in none if there is no such statement."""
         names = [statement.name for statement in self.stated]
         if name in names:
             return np.asarray(self.holds[names.index(name)])
         return np.zeros(self.grid.shape, bool)
 
     def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
-        """Return the values of the scanned numbers where a statement holds.
+        """Return the values of scanned numbers at which a statement holds in some setting.
 
-        Numbers at every value of which it holds somewhere are left out.
+        ``holds`` says in which settings the statement holds. A scanned number is left out of
+        the result if the statement holds at each of its values.
         """
         free = self.grid.free
         only = {}
-        # The scanned numbers are the last axes of the grid.
+        # The scanned numbers are the last axes of the grid. The axes before them are merged:
+        # does the statement hold anywhere along them?
         first_axes = tuple(range(holds.ndim - len(free)))
         remaining = holds.any(axis=first_axes)
-        # Each scanned number in turn is the first axis of what remains.
+        # The first axis of what remains is the scanned number whose turn it is. All axes
+        # behind it are merged for its result, and then the first axis itself.
         for name, scanned in free.items():
             holds_somewhere = remaining.reshape(len(scanned), -1).any(axis=1)
             remaining = remaining.any(axis=0)
@@ -369,11 +392,12 @@ class SettingSearch:
         Returns
         -------
         DataFrame
-            A row for each scanned number, with the least and the largest value over the
-            settings, and as scanned.
+            A row for each scanned number, with the least and the largest value over these
+            settings, and over all values that were scanned.
         """
         free = self.grid.free
-        # The scanned numbers are the last axes of the grid.
+        # The scanned numbers are the last axes of the grid. Each of these arrays has the
+        # places along one of these axes, one for each setting.
         places = np.nonzero(wanted)[-len(free) :]
         rows = []
         for (name, scanned), place in zip(free.items(), places, strict=True):
@@ -387,7 +411,7 @@ class SettingSearch:
 def settle(
     stated: Sequence[Stated], grid: Any, values: Mapping[str, Floats]
 ) -> SettingSearch:
-    """Return every setting of a grid against every statement.
+    """Return a search that says which statements hold in which settings of a grid.
 
     Parameters
     ----------
@@ -397,6 +421,10 @@ def settle(
         The settings, as `SettingSearch` describes a grid.
     values : mapping of str to ndarray
         The quantities by name, which broadcast to the grid's shape.
+
+    Returns
+    -------
+    SettingSearch
 
     Raises
     ------

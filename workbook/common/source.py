@@ -89,6 +89,7 @@ class Source:
         paths: dict[str, Path] = {}
         for directory in self.directories:
             for path in store.list_tables(directory, f"{kind}-*.csv*"):
+                # Of files of one name, that in the first directory counts.
                 paths.setdefault(path.name, path)
         return list(paths.values())
 
@@ -103,7 +104,7 @@ class Source:
         return paths
 
     def _tables(self, kind: str) -> list[pd.DataFrame]:
-        """Return the rows of each table of a kind with their machine."""
+        """Return the rows of each table of a kind, with a column ``machine``."""
         tables = []
         for path in self._files(kind):
             rows = store.load_table(path, kind)
@@ -138,8 +139,8 @@ class Source:
         -------
         DataFrame
             The rows with their ``machine``. If several machines measured collectives
-            over one link with as many ranks, only those of the first machine are
-            returned, so that no cost is fitted to the times of two machines.
+            over one link with the same number of ranks, only the rows of the machine that
+            comes first are returned, so that no cost is fitted to the times of two machines.
 
         Raises
         ------
@@ -149,8 +150,9 @@ class Source:
         rows = pd.concat(self._tables(kind), ignore_index=True)
         if kind != "collectives":
             return rows
-        first = rows.groupby(["link", "ranks"])["machine"].transform("first")
-        return rows[rows["machine"] == first].reset_index(drop=True)
+        # For each row, the first machine that measured this link with so many ranks.
+        first_machine = rows.groupby(["link", "ranks"])["machine"].transform("first")
+        return rows[rows["machine"] == first_machine].reset_index(drop=True)
 
     def rounds(self, kind: str) -> pd.DataFrame:
         """Return the rows of all tables of a kind with rounds that are told apart.
@@ -163,17 +165,18 @@ class Source:
         Returns
         -------
         DataFrame
-            As of `table`, but no two files share a number of ``repeat``. Odd rounds
-            stay odd, because the best configuration is chosen on odd rounds and judged
-            on even ones.
+            The rows with their ``machine``. A ``repeat`` is the number of a round, counted
+            on from file to file, so that no two files share one. Odd numbers stay odd,
+            because the best configuration is chosen on odd rounds and judged on even ones.
         """
         tables = []
-        first = 0
+        # What is added to the rounds of the next file.
+        offset = 0
         for table in self._tables(kind):
-            tables.append(table.assign(repeat=table["repeat"] + first))
+            tables.append(table.assign(repeat=table["repeat"] + offset))
             if len(table):
-                # The next even number after the last round.
-                first += 2 * (int(table["repeat"].max()) // 2 + 1)
+                # The least even number above the file's own last round.
+                offset += 2 * (int(table["repeat"].max()) // 2 + 1)
         return pd.concat(tables, ignore_index=True)
 
     def apart(self, kind: str) -> dict[str, Source]:
@@ -187,12 +190,13 @@ class Source:
         Returns
         -------
         dict of str to Source
-            By machine, the directories of this machine alone. Tables of several
-            machines are never merged.
+            By machine, a source of the directories of this machine alone. Tables of
+            several machines are never merged.
         """
         sources: dict[str, Source] = {}
         for directory in self.directories:
             machine = machine_of(directory)
+            # The directories of this machine that were found so far.
             earlier = sources.get(machine, Source(())).directories
             sources[machine] = Source((*earlier, directory))
         return {
@@ -210,14 +214,17 @@ class Source:
         Returns
         -------
         str
-            For example "recorded on <machine>, 2026-11-20", once for each origin.
+            For example "recorded on <machine>, 2026-11-20". Several origins are separated
+            by semicolons, and tables of the same origin are named once.
         """
         origins = []
         for path in self._files(kind):
+            # The stamp of a table says on which machine and when it was measured.
             stamp = store.load_stamp(path)
             is_live = machine_of(path.parent) == HERE
             verb = "measured live" if is_live else "recorded"
-            origin = f"{verb} on {stamp['machine']['name']}, {stamp['time'][:10]}"
+            day = stamp["time"][:10]
+            origin = f"{verb} on {stamp['machine']['name']}, {day}"
             if stamp.get("remark"):
                 origin += f" ({stamp['remark']})"
             origins.append(origin)
@@ -231,30 +238,37 @@ class Source:
     def profile(self, network: str) -> LayerProfile:
         """Return the profile of a network that one rank measured alone in fp32.
 
-        Of several batches it is the largest, at which the host limits a GPU least. If
-        several tables have it, the first one counts.
+        If profiles of several batch sizes exist, it is that of the largest batch, at which
+        the host limits a GPU least. If several tables have this batch, the first one counts.
 
         Parameters
         ----------
         network : str
             The name of the network.
 
+        Returns
+        -------
+        LayerProfile
+
         Raises
         ------
         UserError
             If there is no such profile.
         """
-        largest: tuple[int, Path] | None = None
+        largest_batch = 0
+        path_of_largest: Path | None = None
         for path in self._files("layers"):
             rows = store.load_table(path, "layers")
             alone = rows.query(f"network == @network and {ALONE}")
-            if len(alone) and (largest is None or alone["batch"].max() > largest[0]):
-                largest = (int(alone["batch"].max()), path)
-        if largest:
-            batch, path = largest
-            return store.read_profile(path, network, batch=batch, ranks=1)
-        raise UserError(
-            f"no fp32 profile of {network} on one rank: run ddlkit measure layers"
+            if len(alone) and alone["batch"].max() > largest_batch:
+                largest_batch = int(alone["batch"].max())
+                path_of_largest = path
+        if path_of_largest is None:
+            raise UserError(
+                f"no fp32 profile of {network} on one rank: run ddlkit measure layers"
+            )
+        return store.read_profile(
+            path_of_largest, network, batch=largest_batch, ranks=1
         )
 
     def networks(self) -> list[str]:
@@ -267,7 +281,8 @@ class Source:
         Returns
         -------
         dict of str to Workload
-            Workloads by the hash of the profile, which a `Case` carries.
+            Workloads by the hash of the profile. A `Case`, which describes a run, names
+            its profile by this hash.
         """
         return {
             profile.sha256: profile.workload() for profile in self._profiles().values()
@@ -279,11 +294,12 @@ class Source:
         Returns
         -------
         dict of str to ndarray
-            Iterations over their median, by the hash of the profile. Profiles whose
-            samples were not kept are left out.
+            The time of each iteration over their median, by the hash of the profile.
+            Profiles whose samples were not kept are left out.
         """
         scatter = {}
         for path, profile in self._profiles().items():
+            # The samples of a profile are in a table next to it.
             samples = path.with_name(path.name.replace("layers-", "samples-", 1))
             if store.has_table(samples):
                 rows = store.load_table(samples, "samples")
@@ -304,11 +320,13 @@ class Source:
         Returns
         -------
         dict of str to SelectionTimes
-            Times by the hash that a sparse `Case` carries.
+            Selection times by their hash. A sparse `Case`, which describes a run, names
+            its selection times by this hash.
         """
         selections = {}
         for path in self._paths("selection"):
-            # Replays sleep for times of one density rho. Other tables have single sizes.
+            # Replays sleep for the times of a table of one density rho, the share of the
+            # gradients that is selected. Tables of single sizes are for other uses.
             if "-rho" in path.name:
                 times = store.read_selection_times(path)
                 selections[times.sha256] = times
@@ -345,9 +363,14 @@ def open_source(data: str = "") -> Source:
     Parameters
     ----------
     data : str, optional
-        The name of a machine under data/recorded, or a directory of measured tables.
-        The recording that teaches completes such a directory. By default the recording
-        that teaches.
+        The name of a machine under data/recorded, or a directory of measured tables,
+        relative to the working directory or to the root of the project. The recording that
+        teaches, from which lessons are made, completes such a directory. It is also the
+        default.
+
+    Returns
+    -------
+    Source
 
     Raises
     ------
@@ -374,6 +397,11 @@ def open_here(here: str) -> Source:
     here : str
         The directory of these tables. An empty name, or a directory that does not
         exist, means that nothing was measured.
+
+    Returns
+    -------
+    Source
+        The tables, of no directory if nothing was measured.
     """
     directory = Path(here)
     # The path of an empty name is the working directory.
@@ -382,7 +410,7 @@ def open_here(here: str) -> Source:
     return Source(())
 
 
-def _place(data: str, name: str, *kinds: str) -> Path:
+def _directory_with(data: str, name: str, *kinds: str) -> Path:
     """Return the first directory that has a table of one of the kinds.
 
     Parameters
@@ -393,16 +421,22 @@ def _place(data: str, name: str, *kinds: str) -> Path:
         The name that a recorded directory has below its machine. The recording that
         teaches, from which lessons are made, is searched before other machines.
     *kinds : str
-        The kinds of tables.
+        The kinds of tables, of which one suffices.
+
+    Returns
+    -------
+    Path
+        The directory.
 
     Raises
     ------
     UserError
-        If no such directory has one.
+        If no such directory has a table of these kinds.
     """
     if data:
         candidates = [Path(data)]
     else:
+        # The sorted list has the first directory once more, which does no harm.
         candidates = [teaching_recording() / name]
         candidates += sorted(places.RECORDED.glob(f"*/{name}"))
     for directory in candidates:
@@ -423,13 +457,19 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
     name : str, optional
         The name of the recorded campaign.
 
+    Returns
+    -------
+    Source
+        The directories of the campaign and of the layer profiles.
+
     Raises
     ------
     UserError
         If there are no such runs.
     """
-    directory = _place(data, name, "runs")
-    # A recorded campaign lies in the recording of its machine, which has the profiles.
+    directory = _directory_with(data, name, "runs")
+    # A recorded campaign lies in the recording of its machine, which has the profiles. A
+    # given directory is completed by the recording from which lessons are made.
     profiles = teaching_recording() if data else directory.parent
     return Source((directory, profiles))
 
@@ -444,15 +484,19 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
     name : str, optional
         The name of the recorded directory.
 
+    Returns
+    -------
+    Source
+
     Raises
     ------
     UserError
         If there are no such tables.
     """
-    directory = _place(data, name, "collectives", "echoes")
+    directory = _directory_with(data, name, "collectives", "echoes")
     directories = [directory]
     if directory.name == LABS:
-        # The labs that were calibrated before these are in the directory next to it.
+        # The labs that were calibrated before these are in the directory "labs" next to it.
         directories.append(directory.with_name("labs"))
     return Source(tuple(directories))
 
@@ -466,22 +510,22 @@ def open_sharing(data: str = "") -> Source | None:
     ----------
     data : str, optional
         A directory, or the name of a machine under data/recorded, which is searched
-        first. Without it, or if it has no such tables, the first recorded machine that
-        has some.
+        first. Without a name, or if nothing is found there, the recording is that of the
+        first recorded machine that has such tables.
 
     Returns
     -------
     Source or None
-        None if no machine has any.
+        The recording, or None if there is none anywhere.
     """
     recorded = sorted(places.RECORDED.glob("*/"))
     candidates = []
     if data:
-        # A machine has no slash in its name, and a directory one at least.
+        # The name of a machine has no slash, and that of a directory has at least one.
         named = Path(data) if "/" in data else places.RECORDED / data
         candidates += [named / "sharing", named]
-    # A GPU's tables are expected among its others, and a processor's in ``sharing``. Every
-    # recorded GPU therefore comes before every processor. Above, ``sharing`` comes first.
+    # Machines with a GPU should have these tables among their others, and machines without one
+    # in ``sharing``. In this order, all machines with a GPU come before the others.
     candidates += recorded
     candidates += [directory / "sharing" for directory in recorded]
     for directory in candidates:
@@ -520,6 +564,11 @@ def everywhere(kind: str) -> pd.DataFrame:
     -------
     DataFrame
         The rows with their directory as ``place``.
+
+    Raises
+    ------
+    ValueError
+        If there is no such table.
     """
     tables = []
     for directory in sorted(places.RECORDED.glob("**/")):
@@ -550,6 +599,7 @@ def machines(kind: str, data: str = "") -> dict[str, Source]:
         If there is no such table anywhere.
     """
     recorded = places.list_recorded()
+    # What was measured on this machine comes first.
     live = [path for path in open_source(data).directories if path not in recorded]
     sources = Source((*live, *recorded)).apart(kind)
     if not sources:
@@ -561,6 +611,9 @@ def as_replayed(
     tables: Source, network: str, link: str, workers: int
 ) -> tuple[Workload, pd.DataFrame]:
     """Return a network's compute as it was replayed over a link, and these replays.
+
+    Instead of computing, a replay sleeps for the times of a layer profile, multiplied by a
+    factor, the ``dilation``.
 
     Parameters
     ----------
@@ -592,9 +645,10 @@ def as_replayed(
         runs = runs[runs[column] == value]
     if runs.empty:
         return tables.profile(network).workload(), runs
-    # The first replay decides which profile and which rescaling are returned.
-    profile, dilation = runs[["profile_sha256", "dilation"]].iloc[0]
-    workload = tables.workloads()[profile].scaled(dilation)
-    # Replays of another profile or another rescaling have another compute.
-    is_same = (runs["profile_sha256"] == profile) & (runs["dilation"] == dilation)
+    # The first replay decides which profile and which dilation are returned.
+    profile_sha256, dilation = runs[["profile_sha256", "dilation"]].iloc[0]
+    workload = tables.workloads()[profile_sha256].scaled(dilation)
+    # Replays with another profile or another dilation have another compute.
+    is_same_profile = runs["profile_sha256"] == profile_sha256
+    is_same = is_same_profile & (runs["dilation"] == dilation)
     return workload, runs[is_same]

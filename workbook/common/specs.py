@@ -53,6 +53,7 @@ def datasheet(device: str, quantity: str) -> float:
         The value in the unit of the quantity, or 0 if none is known.
     """
     rows = specs("devices")
+    # A row may be for several devices, whose names are separated by bars.
     is_device = rows["device"].str.split("|").map(lambda names: device in names)
     is_wanted = is_device & (rows["quantity"] == quantity)
     # The sum of no row is 0.
@@ -61,9 +62,10 @@ def datasheet(device: str, quantity: str) -> float:
 
 @functools.cache
 def _spellings() -> dict[str, tuple[str, str]]:
-    """Return the name and the title of a network by each of its names and aliases.
+    """Return the name and the title of a network by each spelling of it.
 
-    Names and aliases are `_plain`. The title is the first alias.
+    The spellings are the name and the aliases, each in lower case and without other
+    characters than letters and digits (`_plain`). The title is the first alias.
     """
     spellings: dict[str, tuple[str, str]] = {}
     for row in specs("networks").itertuples():
@@ -84,7 +86,11 @@ def network_named(text: str) -> str:
     Parameters
     ----------
     text : str
-        The name as a user or a paper writes it.
+        The name as a user or a paper writes it. Only its letters and digits count.
+
+    Returns
+    -------
+    str
 
     Raises
     ------
@@ -110,8 +116,8 @@ def network_named(text: str) -> str:
 def network_title(name: str) -> str:
     """Return the name of a network as it is shown.
 
-    A name may end in the side of smaller images in pixels. An unknown name is returned
-    unchanged.
+    A name such as "googlenet_64" ends in the side of images in pixels, which are smaller than
+    usual. An unknown name is returned unchanged.
 
     Examples
     --------
@@ -133,7 +139,7 @@ def network_title(name: str) -> str:
 def link_title(link: str) -> str:
     """Return the rate and the delay of a link of the lab as they are shown.
 
-    Any other link is returned unchanged.
+    A delay of 0 is left out. Any other link is returned unchanged.
 
     Examples
     --------
@@ -154,18 +160,23 @@ def link_title(link: str) -> str:
 
 
 def measured_peaks(peaks: DataFrame) -> dict[tuple[str, str], float]:
-    """Return the rate of the fastest product, which nothing slowed.
+    """Return the highest rate at which each device multiplied matrices.
+
+    The fastest product is the one that nothing else slowed.
 
     Parameters
     ----------
     peaks : DataFrame
-        Timed products of square matrices with sides of ``side`` elements.
+        Timed products of square matrices: the ``device``, the ``precision``, the ``side`` of
+        the matrices in elements, and the ``seconds`` of a product.
 
     Returns
     -------
     dict of (str, str) to float
         FLOP/s by device and precision.
     """
+    # Each of the side**2 elements of a product takes as many multiplications as the side, and
+    # as many additions.
     flops = 2.0 * peaks["side"].astype(float) ** 3
     flops_per_s = flops / peaks["seconds"]
     return dict(flops_per_s.groupby([peaks["device"], peaks["precision"]]).max())

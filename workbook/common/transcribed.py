@@ -15,16 +15,19 @@ SUMS = "SHA256SUMS"
 def read_transcribed(path: Path) -> bytes:
     """Return the content of a transcribed file.
 
+    A file in a directory without a SHA256SUMS is not checked.
+
     Raises
     ------
     UserError
-        If the directory of the file has a SHA256SUMS, and this does not list the hash
-        of the content.
+        If the file cannot be read, or if the directory of the file has a SHA256SUMS that
+        does not list the file with the hash of its content.
     """
     data = files.read(path)
     sums = path.with_name(SUMS)
     if not sums.is_file():
         return data
+    # The format of the command sha256sum: the hash, two blanks and the name.
     line = f"{hashlib.sha256(data).hexdigest()}  {path.name}"
     if line not in files.read_text(sums).splitlines():
         raise UserError(
