@@ -70,6 +70,13 @@ def canvas(
         The height of the figure in inches.
     sharex, sharey, squeeze, height_ratios : optional
         As for ``plt.subplots``.
+
+    Returns
+    -------
+    figure : Figure
+        The figure.
+    axes : Axes or ndarray of Axes
+        Its panels, as ``plt.subplots`` returns them.
     """
     return plt.subplots(
         rows,
@@ -122,7 +129,7 @@ def sheet(
     Yields
     ------
     figure : Figure
-        A legend of all panels is drawn below it at the end.
+        The figure. A legend of all panels is drawn below it at the end.
     axes : Axes or ndarray of Axes
         Its panels.
     """
@@ -143,6 +150,7 @@ def sheet(
 
 def _shared_legend(figure: Figure) -> None:
     """Draw a legend of all panels below a figure, with each label once."""
+    # Of several panels with one label, the mark of the last panel stands in the legend.
     by_label: dict[str, Any] = {}
     for ax in figure.axes:
         handles, labels = ax.get_legend_handles_labels()
@@ -174,24 +182,30 @@ def bars(
     legend : str, optional
         The place of the legend, as `add_legend` takes it.
     pairs : str, optional
-        The label of the horizontal axis, if every two rows belong together. Then both have
-        the same name, which is written once. By default each row has a name of its own.
+        The label of the horizontal axis, if each two successive rows are a pair. Both rows
+        of a pair have the same name, which is written once. By default rows are no pairs,
+        each has a name of its own, and the axis has no label.
     """
     rows, columns = table.shape
+    # The middle of each group of bars.
     middles = np.arange(rows).astype(float)
     if pairs:
-        # The two groups of a pair are moved towards each other.
+        # The two groups of a pair are moved towards each other: the first group to the right,
+        # and the second one to the left.
         middles = np.arange(rows) + 0.12 * (-1) ** np.arange(rows)
-    # The bars of a group lie side by side around its middle, or stand on those before them.
     heights = np.nan_to_num(table.to_numpy(dtype=float))
+    # The bars of a group stand on the axis side by side. Groups are 1 apart, and 0.16 of that
+    # is the gap between them.
     bottoms = np.zeros_like(heights)
     width = 0.84 / columns
     if stacked:
+        # Each bar begins where the bars of the columns before it end.
         bottoms = np.cumsum(heights, axis=1) - heights
         width = 0.72
     for column, style in enumerate(looks([str(name) for name in table.columns])):
         positions = middles
         if not stacked:
+            # The bars are arranged evenly around the middle of their group.
             positions = middles + width * (column - (columns - 1) / 2)
         drawn = ax.bar(
             positions, heights[:, column], width, bottoms[:, column], label=style.label
@@ -205,7 +219,8 @@ def bars(
         )
     ax.set(xlabel=pairs, ylabel=label)
     add_legend(ax, legend)
-    # The name of a pair stands between its two groups.
+    # The name of a pair stands between its two groups, at 0.5, 2.5 and so on. Other names
+    # stand at 0, 1 and so on.
     rows_per_name = 2 if pairs else 1
     places = np.arange(0, rows, rows_per_name) + (rows_per_name - 1) / 2
     name_bars(ax, places, [str(name) for name in table.index[::rows_per_name]])
@@ -219,8 +234,9 @@ def paired_bars(
     Parameters
     ----------
     panels : mapping of str to (DataFrame, str)
-        By the heading of a panel, the heights of the parts of its bars in seconds, as
-        ``table`` of `bars`, and the label of its horizontal axis.
+        Two things by the heading of a panel. The table has the heights of the parts of the
+        panel's bars in seconds, as `bars` takes them, with two rows for each pair. The text
+        is the label of the horizontal axis.
     label : str
         The label of the vertical axes, to which the unit is added.
 
@@ -231,7 +247,7 @@ def paired_bars(
     ax : Axes
         Empty axes below the panels.
     """
-    # The last axes are left empty, for the caller to draw in.
+    # There is one more panel, which is left empty for the caller to draw in.
     heights = [2.0] * (len(panels) + 1)
     figure, axes = canvas(rows=len(heights), height=sum(heights), height_ratios=heights)
     for ax, (name, (parts, pairs)) in zip(axes, panels.items(), strict=False):
@@ -261,11 +277,11 @@ def dots(
     cases : sequence of str
         The names of the n rows.
     values : mapping or DataFrame
-        By series n values, in the unit of the label.
+        The n values of each series by its name, in the unit of the label.
     label : str
         The label of the horizontal axis.
     band : (str, ndarray of shape (n,)), optional
-        The name of a grey band around 0, and its half widths.
+        The name of a grey band around 0, and half of its width in each row.
     legend : str, optional
         The place of the legend, as `add_legend` takes it.
     """
@@ -315,7 +331,8 @@ def error_rows(
         (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
         bar.set(markersize=16, markeredgewidth=2.2)
         median_error = np.median(np.abs(percent))
-        # In this transform x is a share of the width of the axes, and y is a row.
+        # In this transform x is a share of the width of the axes, so that 1.02 is just to the
+        # right of them, and y is a row.
         at_right = ax.get_yaxis_transform()
         number = ax.text(1.02, row, f"{median_error:.1f}%", transform=at_right)
         number.set(verticalalignment="center", fontweight="bold")
@@ -342,12 +359,14 @@ def intervals(
     cases : sequence of str
         The names of the n rows.
     ranges : mapping of str to tuple of ndarray of shape (n,)
-        By series the lower and the upper ends of its intervals. Markers are drawn at both
-        ends, or only at the values of a third array if there is one.
+        The arrays of each series by its name: the lower and the upper ends of its intervals,
+        and optionally a third array. Markers are drawn at the values of the third array, or
+        at both ends if there is none.
     label : str
         The label of the horizontal axis.
     printed : mapping of str to (float, float), optional
-        By name a range of a paper, which is shaded over all rows.
+        Ranges that a paper prints, by name. Each is shaded over all rows, in the colour of
+        its name if that has a look.
     mirrored : bool, optional
         Whether printed ranges are of absolute values, so that they are also shaded at
         the other side of 0.
@@ -355,7 +374,8 @@ def intervals(
         Where a line is drawn over all rows.
     """
     case_rows(ax, cases, reference)
-    # The hatches tell at most two printed ranges apart without colour.
+    # Hatches tell at most two printed ranges apart without colour. A third range would not be
+    # drawn.
     hatches = ("...", "///")
     for (name, ends), hatch in zip((printed or {}).items(), hatches, strict=False):
         color = look(name if has_look(name) else "paper").color
@@ -371,6 +391,7 @@ def intervals(
     for series, (style, arrays) in enumerate(zip(styles, ranges.values(), strict=True)):
         rows = np.arange(len(cases)) + step * (series - (len(ranges) - 1) / 2)
         ax.hlines(rows, arrays[0], arrays[1], color=style.color, linewidth=3)
+        # The third array if there is one, else both ends.
         marked = arrays[2:] or arrays
         # Only the first markers of a series have an entry in the legend, because matplotlib
         # leaves out labels that begin with an underscore.
@@ -409,8 +430,8 @@ def heat_maps(
 ) -> Figure:
     """Draw heat maps with one scale of colours, in which red is worse.
 
-    A number is in parentheses and without colour if its interval contains no difference,
-    which is 0, or 1 for a ratio.
+    A number may be no real difference: its interval contains 0, or 1 if it is a ratio. Such a
+    number is in parentheses and without colour.
 
     Parameters
     ----------
@@ -426,6 +447,10 @@ def heat_maps(
         The height of a row of heat maps in inches.
     log : bool, optional
         Whether the numbers are ratios, whose scale is logarithmic.
+
+    Returns
+    -------
+    Figure
     """
     columns = columns or len(panels)
     lengths = [len(panel.grid) for panel in panels.values()]
@@ -451,7 +476,7 @@ def heat_maps(
     # The last row may have more axes than panels.
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
-    # All panels have the same scale, which the first one gives to the colour bar.
+    # All panels have the same scale of colours, so the colour bar takes that of the first one.
     drawn = axes.flat[0].collections[0]
     bar = figure.colorbar(drawn, ax=axes, label=label, shrink=0.9, aspect=30)
     # The scale is symmetrical, but the bar shows only the numbers that occur.
@@ -462,7 +487,10 @@ def heat_maps(
 
 
 def _centred_scale(low: float, high: float, log: bool) -> Normalize:
-    """Return a scale in whose middle is no difference: 0, or a ratio of 1."""
+    """Return a scale of colours from about ``low`` to ``high``, symmetrical around no difference.
+
+    No difference is 0, or a ratio of 1 on a logarithmic scale.
+    """
     if log:
         farthest = max(high, 1 / low)
         return LogNorm(1 / farthest, farthest)
@@ -481,14 +509,23 @@ def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
         The format of a number.
     no_difference : float, optional
         The number that means no difference. A number is in parentheses if its interval
-        contains this one.
+        contains this one and has a width.
+
+    Returns
+    -------
+    DataFrame
+        The texts, "" where there is no number.
     """
     written = panel.grid.map(form.format, na_action="ignore").fillna("")
     return written.mask(_is_unsure(panel, no_difference), "(" + written + ")")
 
 
 def _is_unsure(panel: Panel, no_difference: float) -> pd.DataFrame:
-    """Return which intervals contain no difference. An interval without a width is exact."""
+    """Return which numbers may be no real difference, by their intervals.
+
+    The interval of such a number contains ``no_difference``. An interval without a width
+    belongs to an exact number, which is never unsure.
+    """
     contains = (panel.low <= no_difference) & (panel.high >= no_difference)
     return contains & (panel.low < panel.high)
 
@@ -498,8 +535,10 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
 
     ``scale`` gives each number its colour, and ``form`` is the format of a number.
     """
-    import seaborn as sns  # takes longer to import than all other modules used here
+    # This module takes longer to import than all others that are used here.
+    import seaborn as sns
 
+    # Ratios are drawn on a logarithmic scale, and nothing else is.
     is_ratio = isinstance(scale, LogNorm)
     no_difference = 1.0 if is_ratio else 0.0
     # A number whose interval contains no difference gets the colour of no difference.
@@ -508,6 +547,7 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
     text = texts(panel, form, no_difference).to_numpy()
     if panel.names is not None:
+        # The name behind each number.
         text = text + "   " + panel.names.fillna("").to_numpy()
     sns.heatmap(
         grid,
@@ -544,7 +584,7 @@ def samples(
     center: str = "median",
     percent: float = 95,
 ) -> None:
-    """Draw `lines` through the middle of samples, in bands that hold most of them.
+    """Draw a line through the middle of the samples of each series, in a band with most of them.
 
     Parameters
     ----------
@@ -553,7 +593,8 @@ def samples(
     frame : DataFrame
         The samples.
     x, y, series : str
-        The columns of sizes, of measured values and of the names of lines.
+        The columns of the sizes, of the measured values and of the names of the series. If y
+        is "seconds", both axes are logarithmic, and the sizes are bytes.
     center : str, optional
         The statistic through which a line goes.
     percent : float, optional
@@ -561,8 +602,8 @@ def samples(
     """
     names = frame[series].unique()
     keys = [frame[x], frame[series]]
-    # Times are drawn against message sizes, both on logarithmic axes. Other values are drawn as
-    # they are, on linear axes.
+    # Times are drawn in the unit in which they read best. Other values are drawn as they are,
+    # on linear axes.
     if y == "seconds":
         factor, unit = time_unit(frame[y])
         xlabel = "message size"
@@ -574,8 +615,11 @@ def samples(
         ylabel = y
         log = ""
     grouped = (factor * frame[y]).groupby(keys)
-    # A band holds half of its samples at either side of the median, here as a share of 1.
+    # Half of the samples in a band lie at either side of the median. With 95%, the band goes
+    # from the quantile 0.025 to the quantile 0.975.
     half = percent / 200
+    # `unstack` gives a row for each size and a column for each series. It sorts the series,
+    # and ``names`` brings them back into the order in which they occur.
     low = grouped.quantile(0.5 - half).unstack()[names]
     high = grouped.quantile(0.5 + half).unstack()[names]
     lines(
@@ -599,7 +643,7 @@ def timelines(
     drawn : mapping of str to Timeline
         The timelines by name.
     column : str
-        The column for the name in the table of spans.
+        The column of the table of spans that has the name of the timeline.
     heading : str, optional
         The title above all timelines.
     height : float, optional
@@ -608,9 +652,9 @@ def timelines(
     Returns
     -------
     figure : Figure
-        The `gantt` of the timelines.
+        The figure with a panel for each timeline, drawn by `gantt`.
     spans : DataFrame
-        Their spans.
+        The spans of all timelines and ranks, of which the figure shows those of rank 0.
     """
     figure, axes = canvas(rows=len(drawn), height=height * len(drawn))
     gantt(axes, drawn)

@@ -20,8 +20,12 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     samples : DataFrame
         Measured ``seconds`` by ``bytes`` and ``series``, the name of a link with its ranks.
     medians : DataFrame
-        The same columns and ``floor_s``, the least seconds that the link allows, or
-        NaN.
+        The median ``seconds``, also by ``bytes`` and ``series``. A further column
+        ``floor_s`` has the least seconds that the link allows, or NaN if they are not known.
+
+    Returns
+    -------
+    Figure
     """
     heading = (
         "A small message takes a constant time, a large one a time in proportion to its "
@@ -29,8 +33,9 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     )
     with plots.sheet(heading) as (figure, ax):
         plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
+        # `plots.samples` has drawn its times in the same unit.
         scale, _ = time_unit(samples["seconds"])
-        # A link without a known floor has NaN.
+        # Links without a known floor have NaN.
         with_floor = medians.dropna()
         with_floor = with_floor[with_floor["bytes"] >= FLOOR_FROM_BYTES]
         for _, rows in with_floor.groupby("series"):

@@ -47,10 +47,10 @@ def save_figure(
     numbers : DataFrame
         The plotted numbers.
     reports : Path, optional
-        The reports directory.
+        The reports directory. By default that of `outputs.reports_dir`.
     tight : bool, optional
         Whether the image is only as large as what is drawn. Such a figure is a typeset
-        table, which is not shown because `table` shows its text.
+        table, and is not shown, because `table` shows the table as text.
 
     Returns
     -------
@@ -70,8 +70,9 @@ def save_figure(
 def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """Write a figure as a PNG file whose bytes depend on nothing but the figure.
 
-    An older file is kept if nobody could tell its image from the new one: the last
-    digits that processors compute can shade a dozen pixels differently.
+    An older file is kept if nobody could tell its image from the new one, because
+    processors differ in the last digits that they compute, which can shade a dozen pixels
+    differently.
 
     Parameters
     ----------
@@ -96,9 +97,10 @@ def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
 
 
 def _looks_alike(path: Path, image: bytes) -> bool:
-    """Return whether a PNG file has the pixels of an image, but for at most one shade each.
+    """Return whether no pixel of two PNG images differs by more than one shade.
 
-    ``image`` has the bytes of a PNG file.
+    ``path`` is the file of one image, which may be missing, and ``image`` has the bytes of
+    the other one.
     """
     try:
         old = np.asarray(PIL.Image.open(path), dtype=int)
@@ -106,7 +108,7 @@ def _looks_alike(path: Path, image: bytes) -> bool:
         # The file is missing or damaged.
         return False
     new = np.asarray(PIL.Image.open(io.BytesIO(image)), dtype=int)
-    # A channel of a pixel has 256 shades.
+    # A pixel has a number from 0 to 255 for each of its channels, such as red.
     return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
@@ -128,7 +130,10 @@ def show(page: str) -> None:
 
 
 def show_tables() -> None:
-    """Show tables with which cells of this notebook end as `table_html` does, from now on."""
+    """Let this notebook show each table with which a cell ends by `table_html`, from now on.
+
+    Outside of notebooks, this does nothing.
+    """
     shell = _shell()
     if shell is None:
         return
@@ -153,9 +158,9 @@ def table(
     name : str
         Its id in the catalog.
     reports : Path, optional
-        The reports directory.
+        The reports directory. By default that of `outputs.reports_dir`.
     numbers : DataFrame, optional
-        The numbers of the CSV file. By default those of the table.
+        The numbers of the CSV file. By default they are those of the table.
     summary : str, optional
         The summary under which the table is folded. Without it, the table is not
         folded.
@@ -165,6 +170,8 @@ def table(
     Figure
         The typeset table.
     """
+    # The table with the heads and the units of a reader, while the CSV file has those of the
+    # code.
     readable = headed(frame, name)
     figure = _typeset(readable)
     if numbers is None:
@@ -180,13 +187,14 @@ def table(
 def _typeset(readable: pd.DataFrame) -> Figure:
     """Return a figure that consists of a table with bold heads.
 
-    The table must have at least one row.
+    The table must have at least one row, from which the height of the heads is computed.
     """
     heads = []
+    # The unit of each column, in which its numbers are formatted.
     units = []
     for label in readable:
         head, unit = column(str(label))
-        # A unit and each further part of a head have lines of their own.
+        # The unit of a head, and each part behind a comma, has a line of its own.
         heads.append(head.replace(" [", "\n[").replace(", ", ",\n"))
         units.append(unit)
     cells = [[*map(number, row, units)] for row in readable.to_numpy(object)]
@@ -198,15 +206,21 @@ def _typeset(readable: pd.DataFrame) -> Figure:
     drawn.set_fontsize(7.5)
     columns = range(readable.shape[1])
     drawn.auto_set_column_width(columns)
-    lines = 1 + max(head.count("\n") for head in heads)
+    # All heads have the height of the longest one, and of at least two lines, which a name
+    # with its unit needs.
+    lines = max([2, *(1 + head.count("\n") for head in heads)])
     for place in columns:
         drawn[0, place].set_text_props(weight="bold")
-        drawn[0, place].set_height(max(2, lines) * drawn[1, place].get_height())
+        # Row 1 is the first row below the heads, whose cells have a single line.
+        drawn[0, place].set_height(lines * drawn[1, place].get_height())
     return figure
 
 
 def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return a table of a paper with the heads and the units that columns.yml has for it.
+
+    ``name`` is the id of the table in the catalog. A column that columns.yml does not list
+    keeps its head, and a table that it does not list is returned as it is.
 
     Examples
     --------
@@ -216,7 +230,8 @@ def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     readable = frame.copy()
     heads = {}
     for label, entry in _COLUMNS["tables"].get(name, {}).items():
-        # An entry is a head, or a head and the number by which cells are divided.
+        # An entry is a head, or a head and the number by which the cells of the column are
+        # divided, so that they have the unit in the head.
         if isinstance(entry, str):
             heads[label] = entry
             continue
@@ -254,11 +269,12 @@ def caption(name: str, numbers: Path) -> str:
     Parameters
     ----------
     name : str
-        The id of the figure. If the catalog has it, its caption and its grade of truth
-        stand before the link.
+        The id of the figure or table. If the catalog has it, its caption and its grade of
+        truth, such as "lab" or "model", stand before the link.
     numbers : Path
         The CSV file of the figure, to which a link leads.
     """
+    # The path is relative to the working directory.
     link = escape(Path(os.path.relpath(numbers)).as_posix())
     numbers_link = f'<a href="{link}">numbers</a>'
     entry = _entry(name)
@@ -298,8 +314,8 @@ _QUALIFIED = re.compile(
 def column(name: str) -> tuple[str, str]:
     """Return the head of a column, as readers see it, and the unit of its numbers.
 
-    The unit is "share" if the numbers are shares, which are shown in per cent. It is empty if
-    the numbers have no unit.
+    The unit is "share" if the numbers are shares, which are shown in per cent. The unit is empty
+    if the numbers have none.
 
     Examples
     --------
@@ -308,23 +324,28 @@ def column(name: str) -> tuple[str, str]:
     >>> column("exposed [s]"), column("mean_gap"), column("gflop_per_s")
     (('exposed [s]', 's'), ('mean gap', 'share'), ('rate [Gflop/s]', 'Gflop/s'))
     """
-    # The name already has its unit.
+    # A name such as "exposed [s]" already has its unit.
     bracketed = re.search(r"\[(.+)\]", name)
     if bracketed:
         return name.replace("_", " "), bracketed[1]
     if has_look(name):
         # The name is that of a series in figures, such as a plan, and stays as it is.
         return name, ""
+    # Some names of the code are shown by other words.
     words = _COLUMNS["names"].get(name, name).replace("_", " ")
     match = _QUALIFIED.fullmatch(words)
     # An empty name does not match.
     if match is None:
         return words, ""
+    # "size mb computed" is "size mb" and the qualifier "computed".
     plain = match["plain"]
     qualifier = match["qualifier"] or ""
+    # Words such as "gap" or "error" say that the numbers are shares.
     is_share = not set(plain.split(" ")).isdisjoint(_COLUMNS["shares"])
     plain, unit = _without_unit(plain)
     head = f"{plain} {qualifier}".strip()
+    # Differences from print are relative, so they are shares whatever the unit of the printed
+    # numbers. A unit in the name counts more than a word for a share.
     if qualifier == "difference" or (is_share and not unit):
         return head, "share"
     # The name "seconds" says its unit itself.
@@ -339,11 +360,12 @@ def _without_unit(words: str) -> tuple[str, str]:
     The unit is empty if they do not end in one.
     """
     for ending, unit in _COLUMNS["units"].items():
+        # With the blanks, only whole words are compared.
         if not f" {words}".endswith(" " + ending.replace("_", " ")):
             continue
         rest = words[: -len(ending)].strip()
         if not rest:
-            # The name of the column is nothing but the unit.
+            # The name of the column is nothing but the unit, such as "gflop_per_s".
             rest = "rate" if "_per_" in ending else ending
         return rest, unit
     return words, ""
@@ -352,8 +374,8 @@ def _without_unit(words: str) -> tuple[str, str]:
 def number(value: Any, unit: str = "") -> str:
     """Return a value as the text of a cell.
 
-    A value that is no float is written as it is, and None as an empty text. A float has up
-    to four significant digits. A share is in per cent.
+    A value that is no float is written as it is. None and NaN give an empty text. A float has
+    up to four significant digits. A share (``unit`` is "share") is in per cent.
 
     Examples
     --------
@@ -368,8 +390,8 @@ def number(value: Any, unit: str = "") -> str:
         return "∞" if value > 0 else "-∞"
     if unit == "share" and not math.isnan(value):
         percent = 100 * value
-        # From 1000% on, a number has more than three digits before the point, for which .3g would
-        # write an exponent.
+        # From 1000% on, a number has more than three digits before the point, and .3g would
+        # write it with an exponent.
         return f"{percent:.3g}%" if abs(value) < 10 else f"{percent:.0f}%"
     return outputs.format_number(float(value))
 
@@ -394,14 +416,20 @@ def table_html(
         Its id in the catalog.
     numbers : Path, optional
         The CSV file of its numbers. With it, the table has a caption.
+
+    Returns
+    -------
+    str
     """
     styler = frame if isinstance(frame, Styler) else frame.style
     _format_numbers(styler)
+    # `column` returns a head, which contains the unit, and the unit.
     styler.format_index(lambda label: column(str(label))[0], axis="columns")
     styler.format_index(number, axis="index")
     data = styler.data
     numeric = data.select_dtypes("number").columns
     if len(numeric):
+        # The columns of numbers, in all rows.
         styler.set_properties(subset=(slice(None), numeric), **{"text-align": "right"})
     page = styler.to_html()
     table_title = title(name)
@@ -421,9 +449,11 @@ def _format_numbers(styler: Styler) -> None:
     Columns that already have a format keep it.
     """
     data = styler.data
+    # The keys of this dict are the rows and the columns of cells that have a format.
     formatted = {place for _, place in styler._display_funcs}
-    # The head of a column can have several levels. The unit of a column is that of its lowest
-    # level that has one. If none has, it is the unit in the names of the levels.
+    # The head of a column can have several levels, and each level can have a name. The unit of
+    # a column is that of the lowest level of its head that states one, else the first unit
+    # that the names of the levels state.
     outer_units = [column(str(level))[1] for level in data.columns.names if level]
     for place, label in enumerate(data.columns):
         if place in formatted:
@@ -442,14 +472,21 @@ def _folded(page: str, summary: str) -> str:
 def fold(frame: pd.DataFrame, summary: str, rows: str | None = None) -> None:
     """Show a table that is looked up and not read: folded, under its summary.
 
-    rows : what the labels of its rows say
+    Parameters
+    ----------
+    frame : DataFrame
+        The table.
+    summary : str
+        The text that is seen until the table is opened.
+    rows : str, optional
+        The heading of the labels of the rows. By default they have none.
     """
     page = frame.rename_axis(index=None, columns=rows).to_html(border=0)
     show(_folded(page, summary))
 
 
 def on_this_machine(sentence: str, figure: Figure | None = None) -> None:
-    """Show what was measured on this machine, apart from the recording that the text speaks of.
+    """Show what was measured on this machine, apart from the recording that the text is about.
 
     Parameters
     ----------

@@ -37,7 +37,7 @@ def _style(listed: Mapping[str, Any]) -> Style:
     """Return a style as looks.yml lists it."""
     line = listed.get("line", "-")
     if not isinstance(line, str):
-        # Dashes, for which matplotlib takes a tuple.
+        # The lengths of dashes are listed. Matplotlib takes them as a tuple.
         line = tuple(line)
     return Style(**{**listed, "line": line})
 
@@ -59,19 +59,21 @@ for _styles in FAMILIES.values():
 def case_rows(ax: Axes, names: Sequence[str], reference: float | None) -> None:
     """Name a row for each case, the first on top.
 
+    The rows are at y = 0, 1 and so on, where the caller draws.
+
     Parameters
     ----------
     ax : Axes
         The axes.
     names : sequence of str
-        The names of the rows.
+        The names of the rows, which are written without "emulated:".
     reference : float or None
-        Where a vertical line is drawn, if anywhere.
+        The x value at which a vertical line is drawn. None for no line.
     """
     if reference is not None:
         ax.axvline(reference, color=SOFT, linewidth=0.8)
     ax.set_yticks(range(len(names)), [name.replace("emulated:", "") for name in names])
-    # The axis runs downwards.
+    # The axis runs downwards, from a little above the first row to a little below the last.
     ax.set_ylim(len(names) - 0.4, -0.6)
     ax.tick_params(axis="y", length=0)
     ax.grid(True, axis="both")
@@ -82,7 +84,7 @@ LETTER_INCHES = 0.085
 
 
 def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
-    """Name groups of bars, aslant if the names together are longer than the axis.
+    """Name groups of bars, aslant if the names together would be longer than the axis.
 
     Parameters
     ----------
@@ -93,7 +95,7 @@ def name_bars(ax: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     names : sequence of str
         The n names.
     """
-    # Each name needs the room of one letter more, as a gap to the next.
+    # An estimate. Each name needs the room of one letter more, as a gap to the next.
     names_inches = LETTER_INCHES * sum(len(name) + 1 for name in names)
     axis_inches = ax.bbox.width / ax.figure.dpi
     aslant: dict[str, Any] = {}
