@@ -899,10 +899,11 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
 def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:
     """Draw what options such as "ddp:10MB" are predicted to gain over the default.
 
-    ``capped`` are the options, the cap of whose buckets is in their name. A gain is a share
+    ``capped`` has the options whose names end in the cap of their buckets. A gain is a share
     of the default's iteration, and is drawn in percent.
     """
     gains = [advice.gain(option) for option in capped]
+    # What stands behind the colon, such as "10MB".
     caps = [option.name.partition(":")[2] for option in capped]
     caps_mib = [units.parse_bytes(cap) / units.MIB for cap in caps]
     # "model" is the name of a role, so that the line looks like all that is predicted.

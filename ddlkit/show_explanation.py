@@ -99,6 +99,8 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     assert timeline is not None
     table = timeline.to_frame()
     scale, unit = time_unit(timeline.duration_s)
+    # The rank and the phase for which the other ranks wait, if there is one.
+    straggler = explanation.straggler
     # The kinds that have an entry in the legend already. Each kind gets only one.
     in_legend: set[str] = set()
     for row, rank in enumerate(ranks):
@@ -109,8 +111,8 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
                 ax, str(kind), spans, row, scale, has_label=kind not in in_legend
             )
             in_legend.add(str(kind))
-        if explanation.straggler is not None and explanation.straggler["rank"] == rank:
-            _outline(ax, of_rank, str(explanation.straggler["phase"]), row, scale)
+        if straggler is not None and straggler["rank"] == rank:
+            _outline(ax, of_rank, str(straggler["phase"]), row, scale)
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     # The axis points down, so that the first rank is on top.
     ax.set_ylim(len(ranks) - 0.5, -0.5)
@@ -121,10 +123,9 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     # called a straggler. The title above would be wrong then.
     if explanation.why_no_straggler:
         title = "No rank is a straggler"
-    # The straggler, by its rank and the phase for which the other ranks wait.
-    named = explanation.straggler
-    if named is not None:
-        title = f"The other ranks wait for {named['phase']} of rank {named['rank']}"
+    if straggler is not None:
+        phase = straggler["phase"]
+        title = f"The other ranks wait for {phase} of rank {straggler['rank']}"
     ax.set_title(title)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 

@@ -64,7 +64,10 @@ class Conditions:
 
     @property
     def name(self) -> str:
-        """Return the conditions as they stand in the names of links and files."""
+        """Return the conditions as they stand in the names of links and files.
+
+        The delay is always stated, and the loss only if there is one.
+        """
         # Milliseconds with six decimals, to the nanosecond, without zeros at the end: "2"
         # and "0.5". The format has no exponent, whose sign would look like the dash between
         # two parts of a name.

@@ -147,8 +147,8 @@ class Lab(Place):
         """
         # The variables by which torchrun tells a rank who it is.
         environment = super().environment(rank, ranks)
-        # Otherwise gloo looks for the address of the host's name, which is not one of the
-        # addresses in the namespace.
+        # Without this variable, gloo looks for the address of the host's name, which is not
+        # one of the addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
             # The link is emulated. The rank finds by this variable the file from which it
@@ -315,9 +315,9 @@ class Lab(Place):
             queue_packets = 10_000
         else:
             self._join()
-            # A packet that is larger than a burst would be cut in software by the kernel,
-            # for which 16 ranks have no processor time. A tenth of the burst is left for
-            # the headers of the frames, which count towards the burst.
+            # The burst is what a token bucket can save. A packet that is larger would be
+            # cut in software by the kernel, for which 16 ranks have no processor time. A
+            # tenth of the burst is left for the headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default
@@ -387,8 +387,8 @@ class Lab(Place):
             f"link set bridge {UP}",
         ]
         for rank, name in enumerate(rank_namespaces):
-            # One end of the pair is a port of the bridge, and the other end is the
-            # interface in the namespace of the rank.
+            # One end of a pair of virtual interfaces (veth) is a port of the bridge, and the
+            # other end is the interface in the namespace of the rank.
             port = f"port{rank}"
             commands.append(
                 f"link add {port} type veth peer name {INTERFACE} netns {name}"
@@ -407,7 +407,8 @@ class Lab(Place):
 def _first_line(output: IO[str]) -> str:
     """Return the first line that a process prints, within DEADLINE_S.
 
-    A process that prints nothing is described in words instead.
+    A process that prints nothing within this time is described in words instead. The
+    result is "" if the process ends without a line.
     """
     # A process that hangs before its first line would block `readline` for ever.
     readable, _, _ = select.select([output], (), (), DEADLINE_S)
@@ -465,7 +466,7 @@ def status() -> list[dict[str, Any]]:
     """
     rows = []
     for label, state in _states().items():
-        # These values are told of a lab without a shape, whose state file is damaged.
+        # These values are shown for a lab without a shape, whose state file is damaged.
         row: dict[str, Any] = {
             "label": label,
             "ranks": 0,
@@ -652,7 +653,8 @@ def _pids_in(namespaces: Sequence[str]) -> list[int]:
 def _registry() -> Iterator[None]:
     """Hold the lock under which labs are made and removed, one at a time.
 
-    Ctrl-C and the signals that end a process wait until the block is over.
+    Ctrl-C and the signals that end a process wait until the block is over. Raises UserError
+    without root.
     """
     if os.geteuid() != 0:
         raise UserError(NEEDS_ROOT)

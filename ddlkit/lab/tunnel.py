@@ -563,8 +563,8 @@ def _keep_memory() -> None:
     # No object here is part of a cycle of references, so the collector has nothing to do.
     gc.collect()
     gc.disable()
-    # With thresholds of 1 GiB, glibc returns no freed memory to the kernel. To get the
-    # memory of a large packet again would take longer than to read the packet.
+    # With thresholds of 1 GiB, glibc returns no freed memory to the kernel. Getting the
+    # memory of a large packet from the kernel again takes longer than reading the packet.
     for parameter in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         with suppress(AttributeError):  # another C library has no mallopt
             ctypes.CDLL(None).mallopt(parameter, 2**30)

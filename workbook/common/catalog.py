@@ -89,8 +89,8 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
             fields[name] = tuple(value) if isinstance(value, list) else value
         try:
             entry = Entry(**fields)
-        # A field is unknown or missing.
         except TypeError as error:
+            # A field is unknown or missing.
             raise UserError(f"{path}, {item.get('id')}: {error}") from error
         if entry.id in entries:
             raise UserError(f"{path}, {entry.id}: id appears twice: give each its own")

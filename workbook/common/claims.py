@@ -289,6 +289,7 @@ def by_model(
     """
 
     def judge(low: float, high: float) -> Verdict:
+        """Judge the interval of the quantity by the settings that meet the most others."""
         # The accepted values of the claim's number, as values of the quantity.
         lower = (low - offset) / scale
         upper = (high - offset) / scale
@@ -352,6 +353,7 @@ def by_readings(readings: Mapping[str, Result], note: str = "") -> Result:
     results = list(readings.values())
 
     def judge(low: float, high: float) -> Verdict:
+        """Judge each reading by its own result, and say whether all outcomes agree."""
         outcomes = []
         notes = []
         for reading, result in readings.items():
@@ -532,11 +534,12 @@ class Claim:
     @property
     def accepted(self) -> tuple[float, float]:
         """Return the least and the largest value that agree with the printed one."""
-        # An exact match must not become a difference by an error of rounding, of which
-        # 1e-12 is far more.
+        # With 1e-12 more, an error of rounding cannot turn an exact match into a difference.
         margin = (self.tolerance + 1e-12) * abs(self.value)
         low = self.value - margin
         high = self.value + margin
+        # A number that is at most the printed one has no lower limit, and one that is at least
+        # the printed one has no upper limit.
         if self.relation == "<=":
             low = -math.inf
         if self.relation == ">=":
@@ -708,7 +711,8 @@ def halved() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Outcomes on the grid itself, and with half its step along each ``axis``.
+        A row for each ``claim`` and each ``axis`` of its grid of settings: the ``outcome``
+        on the grid itself, and the outcome with half the step along this axis (``halved``).
     """
     return pd.read_csv(places.DATA / "halved.csv")
 
@@ -757,7 +761,7 @@ def symbols(paper: str, name: str) -> pd.DataFrame:
     -------
     DataFrame
         The columns of the printed table, among them ``symbol`` and its meaning in our
-        words, and a column ``ddlkit``. It has the dotted name by which the package has the
+        words. A further column ``ddlkit`` has the dotted name by which the package has the
         symbol, without the leading "ddlkit".
     """
     # The table "symbols" has the names of all symbols of the paper.

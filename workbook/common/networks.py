@@ -157,7 +157,7 @@ def _vgg_convolutions(counts: Sequence[int], side: int) -> Iterator[Layer]:
     Parameters
     ----------
     counts : sequence of int
-        The number of convolutions of each width, that is, number of output channels.
+        The number of convolutions of each width. A width is a number of output channels.
     side : int
         The side of the images. It is halved after the convolutions of each width.
     """
@@ -197,7 +197,7 @@ def _resnet(blocks: Sequence[int], stride_first: bool = False) -> Iterator[Layer
             # The first block of each width halves the side, except for the width of 64.
             halves = block == 0 and width > 64
             output_side = side // 2 if halves else side
-            # The convolution with the stride is the first one with the smaller side.
+            # The output of the first convolution is smaller only if it has the stride.
             first_side = output_side if stride_first else side
             yield _normed(conv(inputs, width, 1, first_side))
             yield _normed(conv(width, width, 3, output_side))
@@ -211,7 +211,11 @@ def _resnet(blocks: Sequence[int], stride_first: bool = False) -> Iterator[Layer
 
 
 def _alexnet() -> Iterator[Layer]:
-    """Yield the layers of AlexNet, of which three convolutions have two groups of channels."""
+    """Yield the layers of AlexNet, of which three convolutions have two groups of channels.
+
+    The numbers are the arguments of `conv`: the channels of the input and of the output, the
+    side of the kernel, and the side of the output.
+    """
     yield conv(3, 96, 11, 55)
     yield conv(96, 256, 5, 27, groups=2)
     yield conv(256, 384, 3, 13)
@@ -244,7 +248,11 @@ _AUXILIARY = (3, 6)
 
 
 def _googlenet(*, heads: bool) -> Iterator[Layer]:
-    """Yield the layers of GoogLeNet, with or without its auxiliary classifiers."""
+    """Yield the layers of GoogLeNet, with or without its auxiliary classifiers.
+
+    The numbers are the arguments of `conv`: the channels of the input and of the output, the
+    side of the kernel, and the side of the output.
+    """
     yield conv(3, 64, 7, 112)
     yield conv(64, 64, 1, 56)
     yield conv(64, 192, 3, 56)
@@ -325,6 +333,7 @@ def _branch(
             # A mean has no parameters, and keeps the channels and the side.
             continue
         if unit == "halve":
+            # As many kernels of 3 as fit into the side at distances of 2.
             side = (side - 3) // 2 + 1
         elif isinstance(unit, dict):
             # A fork is the last unit of its branch. The channels of its outputs are
@@ -336,11 +345,13 @@ def _branch(
                 fork_outputs += outputs
             inputs = fork_outputs
         else:
-            # ``stride`` has one number, or none. ``kernel`` is its side, or a pair.
+            # ``kernel`` is the side of a square kernel, or its height and its width.
+            # ``stride`` has one number, or none.
             outputs, kernel, *stride = unit
             height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
             if stride:
-                # Kernels with a stride are square, and have no padding.
+                # As many kernels as fit into the side at distances of the stride. Kernels
+                # with a stride are square.
                 side = (side - height) // stride[0] + 1
             weights = inputs * outputs * height * width
             # A batch norm's scale and shift take the place of a bias.
@@ -359,6 +370,7 @@ def _cifar_vgg16() -> Iterator[Layer]:
     for layer in _vgg_convolutions(VGG_CONVOLUTIONS["VGG16"], 32):
         weights, outputs = layer.tensors
         yield Layer((weights, outputs, outputs, outputs), layer.multiply_adds)
+    # The side was halved five times, from 32 to 1.
     yield dense(512, 10)
 
 

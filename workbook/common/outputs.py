@@ -144,7 +144,7 @@ def format_number(value: Any) -> str:
         return ""
     if 1e4 <= abs(value) < 1e9:
         # With four significant digits, such a number would have an exponent. It is written
-        # with all digits before the point instead.
+        # with all digits before the point instead. Larger numbers keep the exponent.
         return f"{value:.0f}"
     return f"{value:.4g}"
 

@@ -198,9 +198,9 @@ class SettingSearch:
             If no statement has a required name, or if no setting meets all required
             statements.
         """
-        numbers = [self._number(name) for name in required]
+        positions = [self._position(name) for name in required]
         # Without required statements, all settings are allowed.
-        allowed = np.all(self.holds[numbers], axis=0)
+        allowed = np.all(self.holds[positions], axis=0)
         most = self.count[allowed].max()
         mask: NDArray[np.bool_] = allowed & (self.count == most)
         return mask
@@ -241,14 +241,16 @@ class SettingSearch:
         holds = statement_holds
         # NaN stands for an interval that was not given.
         if not math.isnan(low):
-            # Compared before it is broadcast, the quantity has fewer elements.
+            # The quantity is compared before it is broadcast, while it has fewer elements.
             value = np.asarray(self.values[name])
             holds = np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
 
         # How many of the other statements hold, by setting.
         others = self.count - statement_holds
         best = self._best_others(name, others)
-        most_others = np.unravel_index(best.places, self.grid.shape)
+        # One array of places for each axis of the grid.
+        best_places = np.unravel_index(best.places, self.grid.shape)
+        # The statement of this name, if there is one, is not one of the others.
         is_stated = name in [statement.name for statement in self.stated]
         return LeftOut(
             values=best.values,
@@ -257,7 +259,7 @@ class SettingSearch:
             # -1 if the interval holds in no setting.
             with_it=int(others.max(where=holds, initial=-1)),
             settings=len(best.places),
-            share=float(holds[most_others].mean()),
+            share=float(holds[best_places].mean()),
             only=self._only_at(holds),
         )
 
@@ -338,7 +340,7 @@ class SettingSearch:
         )
         return replace(self, stated=stated, holds=self.holds[kept])
 
-    def _number(self, name: str) -> int:
+    def _position(self, name: str) -> int:
         return [statement.name for statement in self.stated].index(name)
 
     def _value(self, name: str) -> Floats:

@@ -326,7 +326,7 @@ class Source:
         selections = {}
         for path in self._paths("selection"):
             # Replays sleep for the times of a table of one density rho, the share of the
-            # gradients that is selected. Tables of single sizes are for other uses.
+            # gradients that is selected. Other tables have the times of single sizes.
             if "-rho" in path.name:
                 times = store.read_selection_times(path)
                 selections[times.sha256] = times
@@ -342,12 +342,12 @@ class Source:
 
 
 def teaching_recording() -> Path:
-    """Return the directory of the recording that teaches.
+    """Return the directory of the recording that teaches: lessons are made from it.
 
     Raises
     ------
     UserError
-        If the directory is missing.
+        If the directory has no tables of replays, as without the published data.
     """
     directory = places.RECORDED / TEACHING
     if not Source((directory,)).has("runs-replay"):

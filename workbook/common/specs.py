@@ -56,7 +56,7 @@ def datasheet(device: str, quantity: str) -> float:
     # A row may be for several devices, whose names are separated by bars.
     is_device = rows["device"].str.split("|").map(lambda names: device in names)
     is_wanted = is_device & (rows["quantity"] == quantity)
-    # The sum of no row is 0.
+    # At most one row has the value. The sum of no row is 0.
     return float(rows["value"][is_wanted].sum())
 
 

@@ -487,11 +487,13 @@ def heat_maps(
 
 
 def _centred_scale(low: float, high: float, log: bool) -> Normalize:
-    """Return a scale of colours from about ``low`` to ``high``, symmetrical around no difference.
+    """Return a scale of colours that contains ``low`` and ``high``.
 
-    No difference is 0, or a ratio of 1 on a logarithmic scale.
+    Its middle is no difference: 0, or a ratio of 1 on a logarithmic scale (``log``). Both of
+    its ends are as far from the middle as the number that is farthest from it.
     """
     if log:
+        # A ratio of 1/2 is as far from 1 as a ratio of 2.
         farthest = max(high, 1 / low)
         return LogNorm(1 / farthest, farthest)
     farthest = max(abs(low), abs(high))

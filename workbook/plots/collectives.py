@@ -38,6 +38,7 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         # Links without a known floor have NaN.
         with_floor = medians.dropna()
         with_floor = with_floor[with_floor["bytes"] >= FLOOR_FROM_BYTES]
+        # All floors have one label, which the legend of a sheet has once.
         for _, rows in with_floor.groupby("series"):
             ax.plot(
                 rows["bytes"],

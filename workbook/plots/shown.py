@@ -70,9 +70,9 @@ def save_figure(
 def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """Write a figure as a PNG file whose bytes depend on nothing but the figure.
 
-    An older file is kept if nobody could tell its image from the new one, because
-    processors differ in the last digits that they compute, which can shade a dozen pixels
-    differently.
+    An older file keeps its content, and gets a new time of change, if nobody could tell its
+    image from the new one. Processors differ in the last digits that they compute, which can
+    shade a dozen pixels differently.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def _looks_alike(path: Path, image: bytes) -> bool:
         # The file is missing or damaged.
         return False
     new = np.asarray(PIL.Image.open(io.BytesIO(image)), dtype=int)
-    # A pixel has a number from 0 to 255 for each of its channels, such as red.
+    # A pixel has a shade from 0 to 255 for each of its channels, such as red.
     return old.shape == new.shape and bool(np.abs(old - new).max() <= 1)
 
 
@@ -170,8 +170,8 @@ def table(
     Figure
         The typeset table.
     """
-    # The table with the heads and the units of a reader, while the CSV file has those of the
-    # code.
+    # The text and the image have heads and units for readers. The CSV file has the names and
+    # the units of the code.
     readable = headed(frame, name)
     figure = _typeset(readable)
     if numbers is None:
@@ -359,6 +359,7 @@ def _without_unit(words: str) -> tuple[str, str]:
 
     The unit is empty if they do not end in one.
     """
+    # The first ending that fits counts, so columns.yml has "bytes_per_s" before "s".
     for ending, unit in _COLUMNS["units"].items():
         # With the blanks, only whole words are compared.
         if not f" {words}".endswith(" " + ending.replace("_", " ")):
