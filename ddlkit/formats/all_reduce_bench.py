@@ -50,17 +50,18 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a file.
 
-    The file has neither places nor numbers of tables: the option ``table`` is refused
-    here, and ``place`` by `benchmark_times`.
+    The tables have no numbers, so the option ``table`` is refused here. They do not
+    distinguish times in place and out of place, so `benchmark_times` refuses ``place``.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
-    # A table without a title is of an all-reduce. 0 stands for an unknown number of
-    # ranks.
+    # What the last title above a row states. A table without a title is of an all-reduce.
+    # 0 stands for an unknown number of ranks.
     collective = "all_reduce"
     ranks = 0
     rows = []
+    # `unlabelled` removes what launchers and loggers put before the lines.
     for number, line in enumerate(unlabelled(text), start=1):
         title = _TITLE.search(line)
         if title:
@@ -77,18 +78,20 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     """Return the row of a table that `_ROW` has matched.
 
     ``where`` is the file and the line of the row, and ``ranks`` is 0 if it is unknown.
+    Raises UserError for a number that is not above zero, or for a size below one byte.
     """
     payload = positive(match["payload"], where, "payload")
     algbw_gb_per_s = positive(match["algbw"], where, "algbw")
     busbw_gb_per_s = positive(match["busbw"], where, "busbw")
     n_bytes = round(payload * _UNITS[match["unit"]])
+    # A payload of 0.5 bytes or less is rounded to 0.
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # algbw and busbw are the algorithm bandwidth, which is size over time, and the bus
-    # bandwidth. `benchmark_times` computes a bus bandwidth from the time, and compares it
-    # with the printed one. Both are rounded. The time comes from the printed algbw, so
-    # the computed busbw is off by up to rounding x (busbw / algbw). The printed busbw is
-    # off by up to the rounding itself. A difference up to the sum of both is no error.
+    # algbw is the algorithm bandwidth, which is size over time. busbw is the bus bandwidth,
+    # which is algbw times a factor. `benchmark_times` computes busbw from the time and
+    # compares it with the printed busbw. The time comes from the printed algbw, so the
+    # computed busbw is off by up to rounding x (busbw / algbw). The printed busbw is off
+    # by up to the rounding itself. A difference up to the sum of both is no error.
     largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
         1 + busbw_gb_per_s / algbw_gb_per_s
     )

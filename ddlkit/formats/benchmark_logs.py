@@ -232,7 +232,7 @@ class Table:
         group_sizes = Counter(group for _, group in self.listed_ranks)
         if len(group_sizes) == 1:
             return n_ranks
-        # Groups can only be counted in a list of all ranks.
+        # In a list that leaves ranks out, the sizes of groups cannot be counted.
         is_cut = len(self.listed_ranks) < n_ranks
         distinct_sizes = {*group_sizes.values()}
         if is_cut or len(distinct_sizes) > 1:
@@ -243,8 +243,9 @@ class Table:
     def nodes(self) -> int:
         """Return on how many hosts the ranks are, 0 if it is unknown.
 
-        A long list of ranks is cut by nccl-tests. Then all hosts are taken to have as many
-        ranks as the listed host with the most. The hosts of several groups are unknown.
+        nccl-tests leaves ranks out of a long list. Then all hosts are taken to have as many
+        ranks as the listed host with the most. If the ranks are in several groups, the
+        result is 0, because the hosts of each group are unknown.
         """
         groups = {group for _, group in self.listed_ranks}
         if not self.hosts or len(groups) > 1:
@@ -263,8 +264,9 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # Runs at once print several heads, or have one rank each. In any other table, a
-        # rank is listed twice only because an earlier attempt failed after its list.
+        # Runs at once print several heads, or have one rank each. A table with one head and
+        # several ranks is of one run. Its list may have rank 0 twice, if an earlier attempt
+        # failed after it had printed its own list.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
         # The counts are by rank and group. Ranks are numbered across groups, so that all
@@ -272,6 +274,7 @@ class Table:
         counts_of_rank_0 = [
             count for (rank, _), count in self.listed_ranks.items() if rank == 0
         ]
+        # A log without a list of ranks is of one run.
         return max(counts_of_rank_0, default=1)
 
     def add_facts(self, line: str) -> None:
@@ -284,23 +287,27 @@ class Table:
             self.listed_ranks = Counter()
             self.hosts = Counter()
             self.memory = title["memory"] or ""
-        for name in _NAME.finditer(line):
-            # Of the three groups of `_NAME`, one for each program, only one has matched.
-            spelling = (name["nccl"] or name["osu"] or name["intel"] or "").lower()
+        for named in _NAME.finditer(line):
+            # Of the three groups of `_NAME`, one for each program, only one has matched. The
+            # group of OSU is empty for its latency test between two ranks.
+            spelling = (named["nccl"] or named["osu"] or named["intel"] or "").lower()
             # OSU calls its alltoall "All-to-All Personalized Exchange".
             letters = re.sub("[^a-z]|personalized exchange", "", spelling)
+            # A collective that is not known keeps the spelling of the log.
             self.collectives.add(_BY_SPELLING.get(letters, letters))
         version = _NCCL_VERSION.search(line)
         if version:
             self.nccl = version["written"] or _nccl_version(int(version["number"]))
-        match = _RANK.match(line)
-        # Intel states the number of ranks, and nccl-tests lists each rank.
-        if match and match["count"]:
-            self.stated_ranks = int(match["count"])
-        elif match:
-            self.listed_ranks[int(match["rank"]), int(match["group"] or 0)] += 1
-            if match["host"]:
-                self.hosts[match["host"]] += 1
+        ranks_in_line = _RANK.match(line)
+        # Intel states the number of ranks, and nccl-tests lists each rank in a line.
+        if ranks_in_line and ranks_in_line["count"]:
+            self.stated_ranks = int(ranks_in_line["count"])
+        elif ranks_in_line:
+            # Older lists have no groups, which is the same as a single group.
+            group = int(ranks_in_line["group"] or 0)
+            self.listed_ranks[int(ranks_in_line["rank"]), group] += 1
+            if ranks_in_line["host"]:
+                self.hosts[ranks_in_line["host"]] += 1
 
     def cells(
         self, words: list[str], where: str
@@ -310,7 +317,7 @@ class Table:
         Parameters
         ----------
         words : list of str
-            The row.
+            The words of the row. A blank cell has no word, and a time stamp has two.
         where : str
             File and line, as errors name them.
 
@@ -319,16 +326,16 @@ class Table:
         before_times : dict of str to str
             The cells before the first time.
         places : list of dict of str to str
-            The time and the cells after it: once or, where the table has times out of
-            place and in place, twice.
+            The time and the cells after it. The list has one such dict or, if the table has
+            times out of place and in place, one for each of the two.
 
         Raises
         ------
         UserError
             If cells are missing.
         """
-        # `before` has the columns before the first time. `timed` has this time and all
-        # columns after it.
+        # `before` has the columns before the first column of times. `timed` has this column
+        # and all columns after it.
         n_before = self.columns.index(self.layout.time)
         before = self.columns[:n_before]
         timed = self.columns[n_before:]
@@ -339,14 +346,14 @@ class Table:
             before = [name for name in before if name != "redop"]
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
         # place and in place. The second place then begins with the second "time".
-        columns_of_place = len(timed)
+        n_columns_of_place = len(timed)
         if "time" in timed[1:]:
-            columns_of_place = timed.index("time", 1)
+            n_columns_of_place = timed.index("time", 1)
         places = []
-        for start in range(0, len(timed), columns_of_place):
-            names = timed[start : start + columns_of_place]
+        for start in range(0, len(timed), n_columns_of_place):
+            names = timed[start : start + n_columns_of_place]
             place_words = words[n_words_before + start :]
-            # Not strict, because the words of the second place may follow.
+            # Not strict, because the words of the second place follow those of the first.
             places.append(dict(zip(names, place_words, strict=False)))
         return dict(zip(before, words, strict=False)), places
 
@@ -368,6 +375,7 @@ class Table:
         fewest = len(before) - 1 if self.has_rates else len(before)
         if not fewest <= n_words_before <= len(before):
             problem = f"truncated after {len(words)} words"
+            # Lines that NCCL_DEBUG prints contain this word, and may be mixed with a row.
             if "NCCL" in words:
                 problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
             raise UserError(f"{where}, column time: {problem}")
@@ -391,7 +399,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the times of the one table of a log that the options choose.
 
     The options ``collective`` and ``ranks`` choose a table, or state what the log does
-    not. The option ``place`` chooses between times in place and out of place.
+    not. The option ``table`` chooses it by its number. The option ``place`` chooses
+    between times in place (the result over the input) and out of place.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -405,6 +414,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # 0 stands for an unknown number of ranks.
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
+    # The note says why rows in place were chosen, if the user has not chosen them.
     rows, note = rows_of_place(rows, options.place, file)
     # The source of times of OSU also tells where the buffers were, as in "osu-cuda".
     return MessageTimes(table.layout.program + table.memory.lower(), rows, note)
@@ -442,8 +452,8 @@ def read_tables(text: str, file: str) -> list[Table]:
     Raises
     ------
     UserError
-        If there are heads of tables and no rows at all, or if the times are those of
-        the processor.
+        If the file has too many lines, if there are heads of tables and no rows at all,
+        or if the times are those of the processor and not of the GPU.
     """
     # This refuses a file of too many lines.
     check_cells(text, "\n", file)
@@ -453,6 +463,7 @@ def read_tables(text: str, file: str) -> list[Table]:
     tables = collector.tables
     with_rows = [table for table in tables if table.rows]
     if tables and not with_rows:
+        # If a run has failed, its last line often says why.
         _, _, last_line = text.rstrip().rpartition("\n")
         raise UserError(
             f"{file}: a head but no rows: did the run fail? "
@@ -479,7 +490,7 @@ class _TableCollector:
         self.is_after_row = False
 
     def add_line(self, number: int, line: str) -> None:
-        """Add what a line of the log says to a table, as a row, a head or a fact.
+        """Add what a line of the log says: a row, a head, the end of a table or a fact.
 
         The ``number`` of the line counts from 1.
         """
@@ -490,16 +501,17 @@ class _TableCollector:
         if has_debug and not before_debug.strip():
             # The whole line is NCCL's, and may be between the parts of a row.
             return
-        if self._continues_row(before_debug):
+        if self._adds_rest_of_row(before_debug):
             self.is_row_cut = has_debug
             return
         if _ROW.match(before_debug):
+            # Numbers that follow no head are not of a table.
             if self.current is not None:
                 self.current.rows.append((number, _WORD.findall(before_debug)))
                 self.is_row_cut = has_debug
                 self.is_after_row = True
             return
-        # The rest of a cut row would have been in this line.
+        # The rest of a cut row would have been in this line, so it is no longer expected.
         self.is_row_cut = False
         if not line.strip():
             return
@@ -522,28 +534,35 @@ class _TableCollector:
         if end:
             # Only the last line of nccl-tests tells that no row is missing.
             self._end_table(is_whole=end["last_line"] is not None)
+        # Any other line may state facts about the table whose head is still to come.
         self.following.add_facts(line)
 
     def _end_table(self, *, is_whole: bool) -> None:
-        """End the current table, if there is one. Later rows belong to no table."""
+        """End the current table, if there is one.
+
+        Rows until the next head then belong to no table.
+        """
         if self.current is None:
             return
         if is_whole:
             self.current.is_whole = True
         self.current = None
 
-    def _continues_row(self, line: str) -> bool:
-        """Return whether a line is the rest of a row that was cut, and add it if so.
+    def _adds_rest_of_row(self, line: str) -> bool:
+        """Add a line to the last row if it is the rest of this row, and return whether it is.
 
-        Text of NCCL_DEBUG may cut a row, as both are printed into one log without a lock.
+        Text of NCCL_DEBUG may cut a row, because both are printed into one log without a
+        lock.
         """
+        # A line that begins with "#" is a comment of nccl-tests and no part of a row.
         if not self.is_row_cut or self.current is None or line.startswith("#"):
             return False
         words = _WORD.findall(line)
         columns = self.current.columns
         _, row = self.current.rows[-1]
-        # A time stamp is one column and two words. If NCCL's text came after a whole row,
-        # this line is another row, and the two rows together have too many words.
+        # A row has at most a word for each column, and a time stamp is one column and two
+        # words. If NCCL's text came after a whole row, this line is another row, and the two
+        # rows together have too many words.
         most_words = len(columns) + columns.count("timestamp")
         if not words or len(row) + len(words) > most_words:
             return False
@@ -555,8 +574,11 @@ class _TableCollector:
     ) -> None:
         """Begin the table whose head is in a line.
 
-        A head that follows another one, without a row between them, is of the same table
-        as the earlier head.
+        ``number`` counts the line from 1. ``head`` has the layout and the column names in
+        it. A head that follows another one, without a row between them, is of the same
+        table as the earlier head.
+
+        Raises UserError if the times of the table are not those of the GPU.
         """
         table = self.following
         if self.current is not None and not self.current.rows:
@@ -582,7 +604,10 @@ class _TableCollector:
 
 
 def _head(line: str) -> tuple[Layout, list[str]] | None:
-    """Return the layout and the column names in a line that is the head of a table."""
+    """Return the layout and the column names of the table whose head is in a line.
+
+    The result is None if the line is not the head of a table in one of `LAYOUTS`.
+    """
     # "Avg Latency(us)" becomes "avg_us", "P50 Tail Lat(us)" becomes "p50_us", and
     # "t_avg[usec]" becomes "t_avg_us". At most 9 blanks are matched: with any number, the
     # search would take quadratic time in a line of many blanks.
@@ -592,6 +617,7 @@ def _head(line: str) -> tuple[Layout, list[str]] | None:
     words = _WORD.findall(lower.replace("#", " "))
     # A unit such as "(B)" that stands apart from its column is no name of a column.
     columns = [word for word in words if not word.startswith("(")]
+    # In all layouts, the first column is that of sizes.
     if not columns or columns[0] not in ("size", "bytes"):
         return None
     for layout in LAYOUTS:
@@ -639,8 +665,8 @@ def read_log(
         If no table fits, or several do, or if the table is damaged or contradicts
         itself.
     """
-    # A benchmark that was built without MPI runs once in each process, so that its tables are
-    # of no collective between the processes.
+    # A benchmark that was built without MPI runs once in each process, and nothing is sent
+    # between the processes. Each of them prints a table of one rank.
     are_all_of_one_rank = all(table_of_log.ranks == 1 for table_of_log in tables)
     if len(tables) > 1 and are_all_of_one_rank:
         raise _without_mpi(f"{len(tables)} processes print a table each", file)
@@ -652,6 +678,7 @@ def read_log(
     sheet, frame = _sizes_times_and_rates(chosen, file)
     # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks
+    # The collectives that the table may be of, each with the way in which it is printed.
     possible = _possible_collectives(chosen, frame, ranks)
     if chosen.has_rates:
         _check_values(sheet, frame)
@@ -662,8 +689,8 @@ def read_log(
     # This refuses the table if no collective is possible.
     name = _decided_collective(chosen, file, possible, collective, ranks)
     bytes_factor = possible[name].bytes_factor
-    # The log may have the bytes of one rank. The factor is then the number of ranks, or 0 if
-    # that is unknown.
+    # The printed size may be the bytes of one rank. The size of the message is then larger
+    # by a factor, the number of ranks. The factor is 0 if that number is unknown.
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")
@@ -675,7 +702,7 @@ def read_log(
 
 
 def _refuse_cut(table: Table, file: str) -> None:
-    """Raise UserError if rows of a table are missing."""
+    """Raise UserError if rows of a table may be missing at its end."""
     # A table with rates is of nccl-tests, which prints a last line.
     if table.has_rates and not table.is_whole:
         raise UserError(
@@ -687,7 +714,7 @@ def _refuse_cut(table: Table, file: str) -> None:
 def _refuse_out_of_bounds(table: Table, file: str) -> None:
     """Raise UserError if a collective had wrong results, by the line after the rows.
 
-    `_check_values` tells more, but not all logs count the wrong values of each row.
+    `_check_values` names the row, but not all logs count the wrong values of each row.
     """
     if table.out_of_bounds:
         raise UserError(
@@ -716,7 +743,7 @@ def _decided_collective(
     wanted: str,
     ranks: int,
 ) -> str:
-    """Return the user's collective, or else the only one that is possible.
+    """Return the collective of a table: the user's, or else the only one that is possible.
 
     ``possible`` has the collectives that the columns and the rates of the table allow.
     ``wanted`` is the user's collective, "" if the user names none. ``ranks`` is the
@@ -730,6 +757,7 @@ def _decided_collective(
     if not wanted and len(possible) == 1:
         return next(iter(possible))
     listed = " or ".join(possible)
+    # The columns and rates of the table fit no collective, or not those that the log names.
     if not possible:
         names = " or ".join(sorted(table.collectives)) or "any collective"
         raise UserError(
@@ -755,9 +783,11 @@ def _chosen_table(
     """
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
+    # The caller refuses the only table later if it is not of the collective.
     if number is None and len(tables) == 1:
         return tables[0]
-    # A phrase for each table, for the list in an error.
+    # A phrase for each table, for the list in an error. The tables that fit, and their
+    # phrases, are also kept apart.
     described = []
     fitting = []
     fitting_described = []
@@ -778,7 +808,8 @@ def _chosen_table(
         raise _no_table_of_number(number, described, file)
     if len(fitting) == 1:
         return fitting[0]
-    # If several tables fit, the user chooses among them, and otherwise among all.
+    # If several tables fit, the user chooses among them. If none fits, the user chooses
+    # among all.
     listed = "; ".join(fitting_described or described)
     raise UserError(
         f"{file}: has {len(tables)} tables ({listed}): choose one with --table N"
@@ -788,10 +819,10 @@ def _chosen_table(
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
     """Return the collectives that a table may have timed, by name or by rates.
 
-    These are the collectives that the table names. If it names none, these are all
-    collectives for which such algorithm and bus bandwidths would be printed. ``ranks`` is
-    the user's number of ranks, which counts if the table does not state one. 0 stands
-    for an unknown number.
+    If the log names collectives above the table, these are the named ones. If it names
+    none, they are all collectives for which such algorithm and bus bandwidths would be
+    printed. ``ranks`` is the user's number of ranks, which is used if the table does not
+    state one. 0 stands for an unknown number.
     """
     if table.collectives:
         return sorted(table.collectives)
@@ -822,14 +853,20 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     Both results have the same rows, and the columns of `_PRINTED`. The sheet has text
     with the numbers of lines, for errors. The frame has numbers, with times in seconds.
     Rows of size 0 are left out: the message was too small to be divided among the ranks.
+
+    Raises UserError if the table has too many rows or none above size 0, if a row is
+    damaged or repeats the row before it, or if one size is timed in several variants.
     """
     if len(table.rows) > MOST_ROWS:
         raise UserError(
             f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out"
         )
+    # For each time, the number of its line, and its cells in the columns of `_PRINTED`.
     lines: list[int] = []
     rows: list[list[str]] = []
+    # For each line, its size and, for example, its type of elements.
     variants: list[tuple[str, dict[str, str]]] = []
+    # The words of the row before.
     words_before: list[str] = []
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
@@ -853,14 +890,17 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         lines += [number] * len(rows_of_line)
         rows += rows_of_line
     if not rows:
-        # The error names the last line of the table.
+        # `where` is the last line of the table here.
         raise UserError(f"{where}, column size: none is above 0 in this table")
     refuse_several_variants(variants, file)
     sheet = Sheet(file, _PRINTED.names, lines, rows)
+    # Only a table without rates may be cut unnoticed, because nccl-tests, which prints
+    # rates, also prints a last line.
     if not table.has_rates:
         _check_last_time(sheet)
     frame = _PRINTED.frame(sheet, exact=False)
-    # `_PRINTED` has read every time as microseconds, which some layouts do not print.
+    # `_PRINTED` has taken every time for microseconds, and made seconds of it. Some layouts
+    # print times in another unit.
     return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
 
 
@@ -903,7 +943,8 @@ def _check_last_time(sheet: Sheet) -> None:
     Tables of MPI benchmarks have no last line that would show whether they are whole.
     """
     time = sheet.header.index("time")
-    # The number of decimals in the last two rows, or in the only one.
+    # The numbers of decimals of the last two times, or of the only one. A program prints
+    # all times with equally many.
     decimals = [len(row[time].partition(".")[2]) for row in sheet.rows[-2:]]
     if decimals[-1] < decimals[0]:
         problem = "fewer digits than in the row before: is the log cut?"
@@ -964,17 +1005,20 @@ def _possible_by_rates(
     """Return the collectives that would be printed with such columns and rates.
 
     The columns are redop, root and #wrong. The rates are two ratios: algbw over size
-    per time, and busbw over algbw. ``ranks`` is 0 if it is unknown, and then follows from
-    the second ratio.
+    per time, and busbw over algbw. ``ranks`` is 0 if it is unknown. The number of ranks
+    then follows from the second ratio.
+
+    The result has the way in which the table prints each of these collectives.
     """
     rates = _measured_rates(frame)
     # All rows are of one collective: all have an operation or none has, and so with the root.
     # The last row therefore stands for all.
     _, last_words = table.rows[-1]
     before_times, places = table.cells(last_words, where="")
+    # nccl-tests prints "none" and "-1" for a collective without reduction or root. Its
+    # older versions call the column of the operation "op".
     redop = before_times.get("redop", before_times.get("op", "none"))
     root = before_times.get("root", "-1")
-    # nccl-tests prints "none" and "-1" for a collective without reduction or root.
     has_redop = redop != "none"
     has_root = not root.startswith("-")
 
@@ -1011,7 +1055,10 @@ class _Rates(NamedTuple):
     busbw_error: float
 
     def fit(self, convention: Convention) -> bool:
-        """Return whether a program with some convention may have printed these rates."""
+        """Return whether a program may have printed these rates by a convention.
+
+        Each ratio may differ from that of the convention by its error, which is a share.
+        """
         algbw_off = abs(self.algbw_factor - convention.algbw_factor)
         busbw_off = abs(self.busbw_factor - convention.busbw_factor)
         return (
@@ -1021,20 +1068,20 @@ class _Rates(NamedTuple):
 
 
 def _measured_rates(frame: DataFrame) -> _Rates:
-    """Return algbw over size per time, and busbw over algbw, as a table has them printed.
+    """Return two ratios of the rates in a table: algbw over size/time, busbw over algbw.
 
-    The errors of the result are shares by which rounding may have changed them. ``frame``
-    has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
+    The result also has their errors, the shares by which rounding may have changed them.
+    ``frame`` has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
     """
-    # Bandwidths are printed to 0.01 GB/s. Only the ratio of large ones is precise.
+    # Bandwidths are printed to 0.01 GB/s. Only the ratios of large ones are precise.
     fast = frame[frame["algbw"] >= frame["algbw"].max() / 10]
     # The mean is 0 if all bandwidths are rounded to 0. A divisor must be above 0.
     mean_algbw_gb_per_s = max(float(fast["algbw"].mean()), 1e-9)
     mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
     algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
     busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # The two bandwidths of a ratio are rounded by 0.01 GB/s together. The term 0.001 leaves
-    # some room.
+    # Each of the two bandwidths of a ratio is rounded by up to 0.005 GB/s. The term 0.001
+    # leaves some room.
     busbw_error = 0.001 + 0.01 / mean_algbw_gb_per_s
     # Times of a second and more are printed to two digits, so that rounding changes them by up
     # to 5%.
@@ -1050,7 +1097,8 @@ def _possible_by_checks(
     ``is_checked`` says for each of `PLACES` (out of place, in place) whether its results
     were checked. Since 2022, nccl-tests does not check alltoall and sendrecv in place, and
     checks everything else. A table in which both places are checked cannot be of
-    sendrecv.
+    sendrecv. If nothing was checked, or if the table has one place only, all collectives
+    stay possible.
     """
     if is_checked == [True, False]:
         unchecked_in_place = ("alltoall", "sendrecv")
@@ -1064,9 +1112,9 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
     """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
     The bus factor is the bus bandwidth over the algorithm bandwidth. With r rounds of a
-    ring of n ranks, the factor is b = r (n - 1) / n if a message is divided, so that
-    n = r / (r - b). If a message is not divided, the factor does not depend on n, and the
-    result is 2.
+    ring of n ranks, the factor is b = r (n - 1) / n if a message is divided into a piece
+    for each rank, so that n = r / (r - b). If a message is not divided, the factor does
+    not depend on n, and the result is 2.
     """
     if not collective.divided:
         return 2
@@ -1078,15 +1126,20 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 
 
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
-    """Return the ways in which versions of nccl-tests print size, algbw and busbw."""
+    """Return the ways in which versions of nccl-tests print size, algbw and busbw.
+
+    The ways are those for a collective between a number of ranks. The defaults of
+    `Convention` are the size of the whole message, and an algbw of size over time.
+    """
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
     if collective.name in ("all_gather", "reduce_scatter"):
-        # Until 2020, algbw counted only the bytes that are sent, and busbw was the same.
+        # Until 2020, algbw counted only the bytes that a rank sends, (ranks - 1) / ranks of
+        # the message, and busbw was equal to algbw.
         conventions.append(Convention(algbw_factor=(ranks - 1) / ranks))
     if collective.name == "all_gather":
         # Some versions print the size of one rank's part. Their algbw counts the parts of
-        # all ranks or, until 2020, only the parts that are sent.
+        # all ranks or, until 2020, only the ranks - 1 parts that a rank sends.
         conventions.append(
             Convention(algbw_factor=ranks, busbw_factor=bus_factor, bytes_factor=ranks)
         )
@@ -1108,6 +1161,7 @@ def _check_values(sheet: Sheet, frame: DataFrame) -> None:
     """Raise UserError if a collective had wrong results, by the counts of a table."""
     n_wrong = frame["#wrong"].to_numpy()
     if n_wrong.any():
+        # argmax returns the first row with wrong values.
         row = int(np.argmax(n_wrong > 0))
         size = format_bytes(frame["size"][row])
         problem = (
@@ -1126,17 +1180,18 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # How far algbw is off in each row, by the factor that comes closest there. The list has
-    # the shape (factors, rows).
+    # the shape (factors, rows), and the result (rows,).
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
-    # The printed time, from which the rate follows, is rounded, and so is algbw. The
-    # factor 1.02 and the terms 0.001 and 1e-4 leave some room for other roundings.
+    # The printed time, from which the rate follows, is rounded by a share, and algbw by
+    # some GB/s. The factor 1.02 and the terms 0.001 and 1e-4 leave some room for other
+    # roundings.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
-    time_rounding = np.array(
+    time_rounding_share = np.array(
         [_half_digit(row[time_column]) / float(row[time_column]) for row in sheet.rows]
     )
     algbw_rounding = np.array([_half_digit(row[algbw_column]) for row in sheet.rows])
-    allowed = 1.02 * algbw_rounding + (time_rounding + 0.001) * algbw + 1e-4
+    allowed = 1.02 * algbw_rounding + (time_rounding_share + 0.001) * algbw + 1e-4
     if (distance > allowed).any():
         row = int(np.argmax(distance > allowed))
         problem = "contradicts size over time: mixed units? "
@@ -1151,8 +1206,8 @@ def _half_digit(cell: str) -> float:
     """
     number = re.fullmatch(r"\d+\.?(\d*)(?:e([+-]?\d{1,2}))?", cell.lower())
     if not number:
-        # Programs print two decimals, so a cell in any other notation counts as such.
+        # Programs print two decimals. A cell in any other notation is taken to have two.
         return 0.005
     decimals, exponent = number.groups()
-    # The last digit of "1.65e+07" is worth 10**(7 - 2).
+    # The last digit of "1.65e+07", which has two decimals, is worth 10**(7 - 2).
     return 0.5 * 10.0 ** (int(exponent or 0) - len(decimals))

@@ -132,14 +132,14 @@ def positive(value: Any, where: str, name: str) -> float:
     Raises
     ------
     UserError
-        If the value is no number, or not above zero, or larger than anybody means.
+        If the value is no number, or not above zero, or larger than `MOST`.
     """
     try:
         number = float(value)
     except (TypeError, ValueError):
-        # NaN fails the comparison below, as any other number that is refused.
+        # No comparison with NaN is true, so a value that is no number is refused below.
         number = math.nan
-    # Python counts true and false as the numbers 1 and 0.
+    # Python would take the JSON values true and false for the numbers 1 and 0.
     if isinstance(value, bool) or not 0 < number <= MOST:
         raise UserError(
             f"{where}, {name}: is {shown(value)}; it must be a number above zero"
@@ -167,9 +167,10 @@ def whole(value: Any, where: str, name: str) -> int:
     Raises
     ------
     UserError
-        If the value is no whole number, or not above zero, or larger than anybody
-        means.
+        If the value is no whole number, or not above zero, or larger than
+        `MOST_WHOLE`.
     """
+    # `positive` returns a float, and raises UserError unless it is above zero.
     number = positive(value, where, name)
     if number % 1 or number > MOST_WHOLE:
         raise UserError(
@@ -181,17 +182,18 @@ def whole(value: Any, where: str, name: str) -> int:
 def stated_busbw_gb_per_s(busbw_gb_per_s: Any) -> float:
     """Return the bus bandwidth that a JSON document states, or NaN if it states none.
 
-    `benchmark_times` compares a time with the bus bandwidth of its row unless that is NaN.
+    NaN tells `benchmark_times` that a row has no bus bandwidth to check its time against.
 
     Parameters
     ----------
     busbw_gb_per_s : object
-        The value in the document in GB/s. It is None if the document has no such entry.
+        The value in the document, in GB/s if it is a number. None stands for a document
+        without such an entry.
 
     Returns
     -------
     float
-        The bus bandwidth in GB/s.
+        The bus bandwidth in GB/s, or NaN for a value that is no number.
 
     Examples
     --------
@@ -206,7 +208,10 @@ def stated_busbw_gb_per_s(busbw_gb_per_s: Any) -> float:
 def benchmark_times(
     source: str, rows: Sequence[BenchmarkRow], file: str, options: MessageOptions
 ) -> MessageTimes:
-    """Return the message times of a benchmark, checked and with one place chosen.
+    """Return the message times of a benchmark, after checking and choosing among them.
+
+    A collective in place writes its result over its input. Out of place, it writes the
+    result into another buffer.
 
     Parameters
     ----------
@@ -223,14 +228,16 @@ def benchmark_times(
     Returns
     -------
     MessageTimes
-        The times of one place. If ``options.place`` is None, these are the times of
-        both places, or of "in_place" alone if the two differ by more than they scatter.
+        The times of the chosen place. If ``options.place`` is None, these are the times
+        of both places, or of "in_place" alone if the two differ by more than the times
+        scatter. The rows have a column "ranks" only if the file states a number of ranks.
 
     Raises
     ------
     UserError
         If there are no times or too many, if a time contradicts the bus bandwidth that
-        is printed beside it, or if a place is given and the program has none.
+        is printed beside it, if a message is timed in several variants, or if a place is
+        given and the program does not distinguish places.
     """
     from pandas import DataFrame
 
@@ -242,7 +249,10 @@ def benchmark_times(
         )
     for row in rows:
         _check_magnitude(row)
+        # The user's number of ranks is used only if the file does not state it.
         _check_busbw(row, row.ranks or options.ranks or 0)
+    # A message has one collective, number of ranks and size. Its variant is, for example,
+    # the type of its elements.
     messages_and_variants = [
         ((row.collective, row.ranks, row.n_bytes), row.variant) for row in rows
     ]
@@ -288,11 +298,12 @@ def refuse_several_variants(
     UserError
         If a message has several values in a column.
     """
+    # The variant in the first row of each message.
     first_variants: dict[object, Mapping[str, str]] = {}
     for message, variant in rows:
         first_variant = first_variants.setdefault(message, variant)
         for column, value in variant.items():
-            # A row may lack a column that is blank in it.
+            # The first row lacks a column that is blank in it. Any value then agrees.
             first_value = first_variant.get(column, value)
             if value != first_value:
                 raise UserError(
@@ -304,7 +315,7 @@ def refuse_several_variants(
 def _check_magnitude(row: BenchmarkRow) -> None:
     """Refuse a size or a time that must be an error, as it is far too small or large.
 
-    Later products of such numbers would overflow.
+    Products of such numbers would overflow in later computations.
     """
     if not 1 <= row.n_bytes <= MOST_WHOLE:
         raise UserError(
@@ -322,13 +333,15 @@ def _check_busbw(row: BenchmarkRow, ranks: int) -> None:
     """Refuse a row whose size and time contradict the printed bus bandwidth.
 
     The check finds a wrong unit, a wrong number of ranks and another meaning of sizes.
-    Nothing is checked without a printed bandwidth, a known collective and a known number
-    of ``ranks``.
+    A row is not checked if it has no printed bandwidth, if its collective is not known,
+    or if ``ranks`` is 0 (unknown) or 1 (nothing is sent).
     """
     printed = row.busbw_bytes_per_s
     if math.isnan(printed) or row.collective not in KNOWN or ranks < 2:
         return
+    # The bus bandwidth in bytes/s that follows from size and time.
     busbw = float(KNOWN[row.collective].busbw(ranks, row.n_bytes, row.seconds))
+    # Some programs average rates and others times, so a small difference is no error.
     allowed = _RATE_TOLERANCE * printed + row.busbw_rounding_bytes_per_s
     if abs(busbw - printed) > allowed:
         stated = f"busbw {printed / 1e9:.4g} GB/s"
@@ -356,8 +369,8 @@ def rows_of_place(
         Message times, with the columns "bytes", "seconds" and "place". The place is one
         of `PLACES`.
     place : str or None
-        The place to choose. If it is None, all rows are returned, unless the two places
-        differ by more than their times scatter. In that case the rows in place are
+        The place to choose. If it is None, all rows are returned, unless the times of the
+        two places differ by more than they scatter. In that case the rows in place are
         returned, because training works in place.
     file : str
         The file, as errors name it.
@@ -367,7 +380,8 @@ def rows_of_place(
     rows : DataFrame
         The rows, without the column "place".
     note : str
-        Why rows in place were chosen, "" if nothing was chosen here.
+        Why rows in place were chosen, "" if the caller chose the place or if all rows
+        are returned.
 
     Raises
     ------
@@ -380,6 +394,7 @@ def rows_of_place(
         if note:
             place = "in_place"
     if place is not None:
+        # `choose` also returns the chosen value of each column, which is known here.
         frame, _ = choose(frame, ("place",), {"place": place}, Path(file))
     return frame.drop(columns="place"), note
 
@@ -399,6 +414,7 @@ def _difference_of_places(frame: DataFrame) -> str:
     has_both_places = medians_s.shape[1] == 2 and len(medians_s) > 0
     if not has_both_places:
         return ""
+    # How far the places differ at each size, about as a share of the time.
     log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
     if log_ratios.mean() <= _scatter(medians_s):
         return ""
@@ -411,22 +427,25 @@ def _difference_of_places(frame: DataFrame) -> str:
 
 
 def _scatter(medians_s: DataFrame) -> float:
-    """Return how much times scatter: their mean relative distance from a smooth curve.
+    """Return how much times scatter, about as a share of the time.
 
-    The curve at a size is the straight line (chord) between the times of the next smaller
-    and the next larger size, in logarithms. ``medians_s`` has a row for each size,
-    increasing, and the columns "in_place" and "out_of_place".
+    Each time is compared with the straight line (chord) between the times of the next
+    smaller and the next larger size, in logarithms. The result is the mean distance of
+    the times from their chords. A distance of 0.1 in natural logarithms is about 10%.
+    ``medians_s`` has a row for each size, increasing, and the columns "in_place" and
+    "out_of_place".
     """
-    # With n sizes, the logarithms have the shapes (n,) and (n, 2), and the slopes between
-    # neighbouring sizes (n - 1, 2).
+    # With n sizes and 2 places, these four have the shapes (n,), (n, 2), (n - 1, 1) and
+    # (n - 1, 2).
     log_sizes = np.log(medians_s.index.to_numpy(float))
     log_times = np.log(medians_s.to_numpy())
     gaps = np.diff(log_sizes)[:, None]
     slopes = np.diff(log_times, axis=0) / gaps
     # Every size but the first and the last has a gap before it and one after it. Its
-    # point lies (change of slope) * before * after / (before + after) off the chord.
+    # point lies (change of slope) * after * before / (after + before) off the chord.
     before = gaps[:-1]
     after = gaps[1:]
-    distances = np.abs(np.diff(slopes, axis=0) * after * before / (after + before))
+    changes_of_slope = np.diff(slopes, axis=0)
+    distances = np.abs(changes_of_slope * after * before / (after + before))
     # Fewer than three sizes have no chord.
     return float(distances.mean()) if distances.size else 0.0

@@ -48,10 +48,12 @@ class MessageOptions:
     def refuse_options_of_logs(self, file: str) -> None:
         """Raise UserError if an option is set that only applies to a log.
 
+        A log may have several tables, and times in place and out of place.
+
         Parameters
         ----------
         file : str
-            The name in errors of a file that is no log of a benchmark.
+            The file, which is no log of a benchmark, as errors name it.
 
         Raises
         ------
@@ -71,7 +73,7 @@ class MessageOptions:
         Parameters
         ----------
         file : str
-            The name in errors of a file whose tables have no numbers.
+            The file, whose tables have no numbers, as errors name it.
 
         Raises
         ------

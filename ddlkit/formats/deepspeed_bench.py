@@ -63,8 +63,8 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
-    The log has neither places nor numbers of tables: the option ``table`` is refused
-    here, and ``place`` by `benchmark_times`.
+    The tables have no numbers, so the option ``table`` is refused here. They do not
+    distinguish times in place and out of place, so `benchmark_times` refuses ``place``.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -72,6 +72,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     title: re.Match[str] | None = None
     head: re.Match[str] | None = None
     rows = []
+    # `unlabelled` removes what launchers and loggers put before the lines.
     for number, line in enumerate(unlabelled(text), start=1):
         # A row belongs to the last title and the last head above it.
         title = _TITLE.search(line) or title
@@ -85,15 +86,20 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _row(
     match: re.Match[str], title: re.Match[str], head: re.Match[str], where: str
 ) -> BenchmarkRow:
-    """Return the row of a table that `_ROW` has matched, below a title and a head.
+    """Return the size and the time in a row of a table.
 
-    ``where`` is the file and the line of the row, as errors name them.
+    ``match`` is the row as `_ROW` has matched it. ``title`` states the collective and the
+    number of ranks, and ``head`` the units. ``where`` is the file and the line of the
+    row, as errors name them. Raises UserError for a number that is not above zero, or for
+    a duration without a unit.
     """
-    collective = collective_named(title["collective"])
     ranks = int(title["ranks"])
+    collective = collective_named(title["collective"])
+    # The program's short name for messages between two ranks.
     if title["collective"] == "pt2pt":
         collective = "point_to_point"
-    # The printed size is rounded, the description of the tensor is not.
+    # The printed size is rounded. The description of the tensor, as in "1024x4" for
+    # elements and bytes of each, is exact.
     elements = whole(match["elements"], where, "Description")
     n_bytes = elements * whole(match["element_bytes"], where, "Description")
     # The tensor is the input of one rank. The size of an all-gather is that of its output.
@@ -102,6 +108,7 @@ def _row(
     duration = positive(match["duration"], where, "Duration")
     duration_s = duration * _SECONDS[_unit_of_duration(match, head, where)]
     rate_unit = _BYTES_PER_S[head["unit"]]
+    # The rate may be rounded to 0.
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
     # A duration is rounded by up to half a unit of its last decimal. It has few decimals,
     # so the rounding can be a large share of a short duration.
@@ -121,14 +128,15 @@ def _row(
         busbw_bytes_per_s=busbw_bytes_per_s,
         busbw_rounding_bytes_per_s=busbw_rounding_bytes_per_s,
     )
+    # The bus bandwidth may tell the time with more digits than the printed duration.
     return row._replace(seconds=_finer_time_s(row, relative_duration_error))
 
 
 def _unit_of_duration(match: re.Match[str], head: re.Match[str], where: str) -> str:
     """Return the unit of a row's duration: "us", "ms" or "s".
 
-    With the benchmark's option --raw, the unit is in the head and not in the rows. Raises
-    UserError if neither has a unit.
+    With the benchmark's option --raw, the unit is in the head and not in the rows. The
+    head can only state "us". Raises UserError if neither has a unit.
     """
     if match["unit"] is not None:
         return match["unit"]
@@ -151,7 +159,9 @@ def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
     # An unknown number of ranks is 0, and a single rank sends nothing.
     if collective is None or row.ranks < 2 or busbw <= 0:
         return row.seconds
+    # The bus bandwidth is the bytes on the link of each rank over the time.
     time_s = float(collective.wire_bytes(row.ranks, row.n_bytes)) / busbw
+    # How far the two times may differ, as a share of the printed duration.
     allowed = relative_duration_error + _TIME_TOLERANCE
     agrees = abs(time_s / row.seconds - 1) <= allowed
     return time_s if agrees else row.seconds

@@ -33,14 +33,14 @@ TEMPLATE = Path(__file__).with_name("estimate.txt")
 
 
 def tested_version(kind: str, version: str | None) -> str:
-    """Return the version of torch to write for, after checking that it can read the text.
+    """Return the version of torch to write for, if its release is known to read the text.
 
     Parameters
     ----------
     kind : str
         What to write, a key of `TESTED`.
     version : str or None
-        The version that the user wants to write for. None means the installed one.
+        The version that the user wants to write for. None or "" means the installed one.
 
     Returns
     -------
@@ -75,7 +75,7 @@ def tested_version(kind: str, version: str | None) -> str:
 
 
 def bucket_caps_mb(group_bytes: Any) -> list[float]:
-    """Return bytes of buckets in MiB, as DDP takes them for its bucket_cap_mb_list.
+    """Return the sizes of buckets in MiB, as DDP takes them for its bucket_cap_mb_list.
 
     Parameters
     ----------
@@ -98,6 +98,8 @@ def bucket_caps_mb(group_bytes: Any) -> list[float]:
 
 def ddp(iteration: Iteration, torch: str) -> str:
     """Return the buckets of an iteration as JSON for DistributedDataParallel (DDP).
+
+    A bucket is a group of gradients that DDP sends as one message.
 
     Parameters
     ----------
@@ -158,7 +160,8 @@ def inductor(cost: MessageCost, torch: str) -> str:
     -------
     str
         Python with a function ``estimate(node, override_size)``, which returns
-        milliseconds. Between two of `SIZES`, the time is on a straight line.
+        milliseconds. Its times are those of the cost at `SIZES`, and lie on straight
+        lines between them.
 
     Raises
     ------
@@ -169,7 +172,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     # In a graph, node.args[0] is a rank's input and node is its output. The template
     # needs the one that has the size of the whole message.
     whole_message = "node.args[0]" if collective.sized == "input" else "node"
-    # A fitted cost is less precise than six digits.
+    # Six digits are enough, because a fitted cost is less precise.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
     template = TEMPLATE.read_text(encoding="utf-8")
     return template.format(
@@ -207,14 +210,15 @@ def profile(cost: MessageCost, torch: str) -> str:
     """
     ranks = _ranks(cost)
     collective = find_collective(cost.collective)
-    # The input of a rank is the message or one of its equal parts, and so is the output.
+    # The input of a rank is the message or one of `ranks` equal parts of it, and so is the
+    # output. Such a number of parts is 1 or `ranks`.
     input_parts = collective.input_parts(ranks)
     output_parts = collective.output_parts(ranks)
     events = []
     for dtype, element_bytes in ELEMENTS.items():
-        # Each rank has an equal part of a message, of at least one element, so that a size
-        # is rounded down to such messages. Sizes that become the same number of elements
-        # are written once.
+        # A message must divide into equal parts of whole elements, one for each rank. Each
+        # size is therefore rounded down to such a message, but to at least one element for
+        # each rank. Sizes that become the same number of elements are written once.
         elements_of_rank = np.unique(np.maximum(SIZES // element_bytes // ranks, 1))
         elements = elements_of_rank * ranks
         times_s = cost(elements * element_bytes)

@@ -70,9 +70,10 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return the FLOP counts of a file as a profile.
 
-    The options ``network`` and ``batch`` are added to the profile. FLOP become times by
-    the options ``peak`` and ``utilisation``, or by ``compute_s``. The
-    result also has a finding, a remark for the user: the FLOP of one sample.
+    The options ``network`` and ``batch`` are added to the profile. FLOP become times
+    either by the rate of the device (the options ``peak`` and ``utilisation``) or by the
+    time of a batch (``compute_s``). The result also has a finding, which is a remark for
+    the user: the FLOP of one sample.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -99,6 +100,7 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
     UserError
         If the table is wrong.
     """
+    # A user's own file need not be exact: it may have other columns, which are ignored.
     return [
         Tensor(
             name=row.tensor,
@@ -135,13 +137,13 @@ def profile_of(
     Raises
     ------
     UserError
-        If the options have no source of times.
+        If the options have no source of times or two, or if one of them is out of range.
     """
     batch = options.batch or 1
     # A list of tensors becomes one tuple for each field.
     names, layers, elements, flops = zip(*tensors, strict=True)
-    # Backward has two products of matrices for each one of forward, hence three times the
-    # FLOP of forward.
+    # ``flops`` are of forward. Backward has two products of matrices for each one of
+    # forward, so both together have three times as many.
     batch_flops = 3 * batch * sum(flops)
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
     profile = LayerProfile.from_flops(
@@ -177,6 +179,7 @@ def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float,
             return peak, utilisation
     elif peak is None and utilisation is None and 0 < compute_s < math.inf:
         return batch_flops / compute_s, 1.0
+    # Here no source of times is complete, both are given, or the time is out of range.
     raise UserError(
         f"{file}: has FLOP counts and no times: give --peak (FLOP/s) and --utilisation "
         "together, or --compute-s, a time above zero, without them"

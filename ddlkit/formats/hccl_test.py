@@ -59,8 +59,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
     The option ``collective`` is used for rows above which no command names one. The
-    number of ranks is always the option ``ranks``, as no log states it. The option
-    ``table`` is refused here, and ``place`` by `benchmark_times`.
+    number of ranks is always the option ``ranks``, because no log states it. The option
+    ``table`` is refused here, because the tables have no numbers. `benchmark_times`
+    refuses ``place``, because times in place and out of place are not distinguished.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -68,6 +69,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # The user's choice, until a command in the log names another collective.
     collective = options.collective or ""
     rows = []
+    # `unlabelled` removes what launchers and loggers put before the lines.
     for number, line in enumerate(unlabelled(text), start=1):
         match = _ROW.match(line)
         if match:
@@ -89,8 +91,11 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     """Return the row of a table that `_ROW` has matched.
 
     ``where`` is the file and the line of the row. ``ranks`` is the number of ranks that
-    the user has given, 0 if none. With a number, the printed size must be the size of the
-    message, or of one rank's part of it.
+    the user has given, 0 if none.
+
+    Raises UserError if the results were wrong, if a number is not above zero, or if the
+    bandwidth is neither that of the printed size nor of a multiple of it. The multiple
+    must be ``ranks`` if that is known.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):
@@ -102,15 +107,15 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     seconds = positive(match["time"], where, "aveg_time") / 1e6
     algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
     bytes_by_rate = algbw_bytes_per_s * seconds
-    # How many times the printed size the bandwidth counts: once or, if this is the size
-    # of one rank's part of a message, as many times as there are ranks.
+    # The bandwidth always counts the whole message. The printed size is that of the whole
+    # message, which is 1 part, or that of one rank's part, of which there are `ranks`.
     parts = max(1, round(bytes_by_rate / size))
     n_bytes = parts * size
     relative_error = abs(bytes_by_rate / n_bytes - 1)
     # With an unknown number of ranks, any number of parts is possible.
     is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
-    # The size is divided among the ranks and rounded up to whole elements, and the printed
-    # bandwidth is rounded, too.
+    # The relative error may be this large: the size is divided among the ranks and rounded
+    # up to whole elements, and the printed bandwidth is rounded, too.
     allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
     # The error is infinite or NaN where large numbers overflow.
     agrees = math.isfinite(relative_error) and relative_error <= allowed

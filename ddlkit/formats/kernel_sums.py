@@ -57,8 +57,8 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     DataFrame
         One row for each kernel. The columns are ``name``, ``instances``, ``total_s`` (the
         time of all instances), ``least_s`` (the time of the shortest one), ``collective``
-        ("" for a kernel that is not of NCCL) and ``shape`` ("ring" or "tree", the way of
-        the collective, or "" if the name does not tell it).
+        ("" for a kernel that is not of NCCL) and ``shape`` (whether the collective goes
+        along a "ring" or a "tree", or "" if the name does not tell it).
 
     Raises
     ------
@@ -74,10 +74,12 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
         raise UserError(f"{file}: has no sums of kernels: {_ADVICE}")
     n_before = heads[0]
     sheet = read_sheet("".join(lines[n_before:]), file)
-    # Errors name lines of the file, which has these lines before its table.
+    # `sheet.lines` counts from the head of the table, and errors count from the first line
+    # of the file.
     numbers = [number + n_before for number in sheet.lines]
-    # Columns that are not needed keep their names.
-    header = tuple(_NAMES.get(_letters(name), name) for name in sheet.header)
+    # "Total Time (ns)" becomes "total_ns", for example. Other columns keep their names,
+    # and the schema then leaves them out.
+    header = tuple(_NAMES.get(_only_letters(name), name) for name in sheet.header)
     frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
     return frame.drop(columns=["total_ns", "least_ns"]).assign(
         total_s=frame["total_ns"] / 1e9,
@@ -87,21 +89,22 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     )
 
 
-def _letters(name: str) -> str:
+def _only_letters(name: str) -> str:
     """Return only the letters of a column's name, in small letters, as `_NAMES` has them."""
     return re.sub("[^a-z]", "", name.lower())
 
 
 def _is_head(line: str) -> bool:
     """Return whether a line is the header of the table: it names all needed columns."""
-    names = {_NAMES.get(_letters(name), "") for name in line.split(",")}
+    names = {_NAMES.get(_only_letters(name), "") for name in line.split(",")}
     return set(_COLUMNS) <= names
 
 
 def _collective(kernel: str) -> str:
     """Return the collective of a kernel of NCCL, "" for another kernel.
 
-    A collective that is not known has the name in the kernel, in small letters.
+    A collective that `BY_SPELLING` does not have is named as in the kernel, in small
+    letters.
     """
     match = _NCCL.match(kernel)
     if match is None:

@@ -43,7 +43,10 @@ _BEFORE = re.compile(rf"(?:\s*(?:{_LABEL}))*\s*")
 
 
 def unlabelled(text: str) -> Iterator[str]:
-    r"""Yield the lines of a log without labels.
+    r"""Yield the lines of a log without what launchers and loggers add to them.
+
+    Such labels are, for example, the rank, the host or the time. A few kinds of labels
+    may stand anywhere in a line, and all others only before it.
 
     Parameters
     ----------
@@ -61,6 +64,7 @@ def unlabelled(text: str) -> Iterator[str]:
     ['# nThread 1', '1024 256']
     """
     for line in text.splitlines():
-        without_inner_labels = _INSIDE.sub("", line)
-        # The pattern also matches no label at all, and only counts at the start of a line.
-        yield _BEFORE.sub("", without_inner_labels, count=1)
+        without_labels_inside = _INSIDE.sub("", line)
+        # This pattern matches at the start of every line, if only the empty text. With
+        # count=1, nothing behind that first match is removed.
+        yield _BEFORE.sub("", without_labels_inside, count=1)
