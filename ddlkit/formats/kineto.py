@@ -169,8 +169,8 @@ class Event(NamedTuple):
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
         # Some kernels of NCCL serve several collectives. Only the name that the operator
-        # of the message noted, which is in ``args``, says which one was sent.
-        # Without that name the text begins with "None", in which no spelling occurs.
+        # of the message noted, which is in ``args``, says which one was sent. Without that
+        # name, the text begins with "None", in which no name of a collective occurs.
         both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         # The spellings are in small letters without underscores.
         both_names = both_names.lower().replace("_", "")
@@ -200,10 +200,11 @@ class Event(NamedTuple):
         The size of a message is that of the larger of its input and its output: the
         output of an all-gather, for example. An unknown size is 0.
         """
-        # Only a message has these arguments.
+        # A message has these arguments, and so has the operator that notes its size.
         if "In msg nelems" in self.args:
             collective = COLLECTIVES.get(self.collective)
             direction = "In"
+            # The output is the larger one in an all-gather, for example.
             if collective is not None and collective.sized == "output":
                 direction = "Out"
             elements = _count(self.args.get(f"{direction} msg nelems"))
@@ -211,7 +212,8 @@ class Event(NamedTuple):
         else:
             elements = self.elements
             dtype = _first(self.args.get("Input type"))
-        # The profiler writes the type of an input as "c10::Half", for example.
+        # The profiler writes the type of an input as "c10::Half", for example. The size is
+        # unknown, 0, if the type is.
         dtype_name = str(dtype).lower().removeprefix("c10::")
         return elements * _ELEMENT_BYTES.get(dtype_name, 0)
 
@@ -221,13 +223,14 @@ class Event(NamedTuple):
         Parameters
         ----------
         arg : str
-            "correlation" relates a kernel to its launch, and "Sequence number" an
-            operator of forward to the function of backward that computes its gradient.
+            The name of the number. "correlation" relates a kernel to its launch, and
+            "Sequence number" an operator of forward to the function of backward that
+            computes its gradient.
 
         Returns
         -------
         int or None
-            None if the span has no such number.
+            The number, or None if the span has no such number.
         """
         value = self.args.get(arg)
         return value if isinstance(value, int) else None
@@ -297,6 +300,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
+    # A finding is a remark for the user.
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
         "all times include the overhead of the profiler: "
@@ -350,8 +354,8 @@ def trace_of_document(document: Any, source: str) -> KinetoTrace:
     Parameters
     ----------
     document : object
-        The parsed JSON, from which the list of entries is removed to save memory. Entries
-        that are not needed may have been left out of it before.
+        The parsed JSON, an object or a list. The list of entries is removed from an object
+        to save memory. Entries that are not needed may have been left out before.
     source : str
         The name of the file in errors.
 
@@ -363,8 +367,8 @@ def trace_of_document(document: Any, source: str) -> KinetoTrace:
     Raises
     ------
     UserError
-        If the document is no Chrome trace, if the trace has no span, or if it has
-        launches of kernels but no kernel.
+        If the document is no Chrome trace, if a span has no name, start or duration, if
+        the trace has no span, or if it has launches of kernels but no kernel.
     """
     events = _mark_launched_before_trace(_spans(document, source))
     trace = KinetoTrace(source, tuple(events))
@@ -391,6 +395,7 @@ def _refuse_lost_kernels(trace: KinetoTrace) -> None:
     any kernel therefore mean that the kernels were lost.
     """
     for event in trace.events:
+        # The category tells the runtime of the device, such as "cuda_runtime".
         if _LAUNCH_OF_WORK.match(f"{event.category} {event.name}"):
             problem = "gives work to a device, but no kernel is in the trace"
             raise trace.missing(f"{event.name} {problem}")
@@ -423,21 +428,25 @@ def _gpu_name(document: Any) -> str:
 def _spans(document: Any, source: str) -> list[Event]:
     """Return the spans of a Chrome trace, the earliest first.
 
-    Spans of a GPU know when they were launched, and spans of messages know their sizes,
-    also where gloo sends a message of sharded parameters as another collective.
+    Spans of a GPU have the instants of their launches, and spans of messages have their
+    sizes. This is also so where gloo sends a message of sharded parameters as another
+    collective. Times are in seconds from the start of the first span.
 
     The list of entries is taken out of the ``document``, so that a large trace is not
-    kept twice.
+    kept twice. Raises UserError if the document is no Chrome trace, or if a span has no
+    name, start or duration.
     """
     entries = _entries_of_spans(document, source)
+    # The earliest instant. A trace without spans has none, and needs none.
     first_us = min((entry["ts"] for entry in entries), default=0.0)
-    # Each span replaces its entry in the list, so that the memory of the entry is free.
+    # Each span replaces its entry in the same list, which frees the memory of the entry.
     events: list[Any] = entries
     for k, entry in enumerate(entries):
         events[k] = _event(entry, first_us)
-    # A span and its launch find each other by a number, whatever their order.
+    # Spans of a GPU get their launches, and messages their sizes. The order of the spans
+    # does not matter here.
     launched = _with_launches(events)
-    # Of spans that start together, the one that contains the others comes first.
+    # Of spans that start together, the longest contains the others and comes first.
     ordered = sorted(launched, key=lambda event: (event.start_s, -event.end_s))
     # The operator that posts a sharded message is matched with the first of gloo's spans
     # that fits, so the spans must be in order.
@@ -452,7 +461,7 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     Raises UserError if the document is no Chrome trace, or if a span has no name, start
     or duration.
     """
-    # A Chrome trace is an object with a list of entries, or only the list.
+    # A Chrome trace is an object with a list "traceEvents" of entries, or only the list.
     entries = document
     if isinstance(document, dict):
         entries = document.pop("traceEvents", None)
@@ -464,8 +473,9 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
         )
     spans = []
     for number, entry in enumerate(entries):
-        # "X" stands for a span with start and duration. Others are instants, for example. A
-        # range of the processor that is copied to the rows of the GPU is left out, too.
+        # The phase "X" stands for a span with start and duration. Entries of other phases
+        # are instants, for example. Copies of a range of the processor, which the profiler
+        # adds to the rows of the GPU, are left out, too.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
         if not _is_timed(entry):
@@ -481,7 +491,10 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
 
 
 def _is_timed(entry: Mapping[str, Any]) -> bool:
-    """Return whether a span has a name, a start and a duration."""
+    """Return whether a span has a name, a start and a duration that is not negative.
+
+    Start and duration, in microseconds, may be at most ``MOST_US``.
+    """
     if not isinstance(entry.get("name"), str):
         return False
     for key in ("ts", "dur"):
@@ -493,7 +506,10 @@ def _is_timed(entry: Mapping[str, Any]) -> bool:
 
 
 def _event(entry: Mapping[str, Any], first_us: float) -> Event:
-    """Return an entry of a Chrome trace as a span, in seconds after ``first_us``."""
+    """Return an entry of a Chrome trace as a span.
+
+    Times become seconds after ``first_us``, the microseconds at which the trace starts.
+    """
     category = str(entry.get("cat", ""))
     start_us = entry["ts"] - first_us
     args = entry.get("args")
@@ -513,52 +529,60 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
 
 
 def _with_launches(events: Sequence[Event]) -> list[Event]:
-    """Return the spans, those of a GPU with the instants of their launches.
+    """Return all spans, after adding the instants of launches to those of a GPU.
 
-    Messages also get their sizes, as far as their operators note them. A span of a GPU
-    and its launch on the processor have the same correlation number.
+    Messages on a GPU also get their sizes, as far as their operators note them. A span
+    of a GPU and its launch on the processor have the same correlation number.
     """
+    # By their correlation numbers, the spans of the processor that launch work.
     launches = {}
     for event in events:
         correlation = event.identifier("correlation")
         if correlation is not None and not event.on_gpu:
             launches[correlation] = event
+    # The arguments that tell the size of each message, by its correlation number.
     size_args = _size_args(events, launches)
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # A launch has its own number, too. It gets its own start as its launch, which
-        # changes nothing.
+        # The launch itself has the number, too, and gets what its kernel gets. Neither
+        # matters there: a span of the processor counts as launched when it starts anyway,
+        # and only the sizes of messages are read.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
-                # What the kernel itself notes counts more than what its operator does.
+                # Where both note an argument, that of the kernel replaces that of its
+                # operator.
                 event = event._replace(args={**size_args[correlation], **event.args})
         with_launches.append(event)
     return with_launches
 
 
 def _with_sharded_messages(events: list[Event]) -> list[Event]:
-    """Return the spans, with gloo's messages of sharded parameters as what they are.
+    """Return the spans, with the true collectives and sizes of gloo's sharded messages.
 
     Sharded parameters are divided among the ranks, one shard each. Gloo's span of an
-    all-gather has the shard of a rank as its input, and gloo sends a reduce-scatter as an
-    all-reduce, so neither span tells what the message is. The operator that posted the
-    message does: its inputs are the shard and the whole.
+    all-gather has only the shard of a rank as its input, and gloo sends a reduce-scatter
+    as an all-reduce, so neither span tells what the message is. The operator that posted
+    the message (handed it to gloo) does: its inputs are the shard and the whole.
 
     ``events`` are in the order of their start. Each operator describes the first of
     gloo's spans that has one of its sizes and that no operator before it describes.
     """
     described = list(events)
-    # The positions of gloo's spans that no operator has been found for.
+    # The positions of gloo's spans for which no operator has been found yet.
     unmatched = [k for k, event in enumerate(events) if event.name.startswith("gloo:")]
     for post in events:
+        # The collective of the operator, and the names of gloo's spans for it. None if the
+        # span is no operator that posts a sharded message.
         sharded = _SHARDED_POSTS.get(post.name)
         sizes = _elements_of_inputs(post)
         if sharded is None or len(sizes) < 2:
             continue
-        # Whichever of both the operator names first, the whole is the larger one.
-        whole, shard = max(sizes[:2]), min(sizes[:2])
+        # The first two inputs are the whole and the shard, in either order. The whole is
+        # the larger one.
+        whole = max(sizes[:2])
+        shard = min(sizes[:2])
         for k in unmatched:
             span = events[k]
             is_alike = span.name in sharded.spans and span.elements in (whole, shard)
@@ -588,7 +612,7 @@ def _described_as(span: Event, collective: str, whole: int, shard: int) -> Event
 
 
 def _elements_of_inputs(operator: Event) -> list[int]:
-    """Return how many elements each tensor has that is an input of an operator."""
+    """Return the number of elements of each input of an operator that is a tensor."""
     shapes = operator.args.get("Input Dims")
     if not isinstance(shapes, list):
         return []
@@ -606,8 +630,8 @@ def _size_args(
     """Return the arguments that tell the size of each message, by its correlation number.
 
     A kernel of NCCL does not always have these arguments, but the operator during which
-    it was launched has them. ``launches`` has the launch of each correlation number. The
-    result is empty for a message whose operator is not in the trace.
+    it was launched has them. ``launches`` has the launch of each correlation number. A
+    message whose operator is not in the trace has no arguments in the result.
     """
     message_correlations = set()
     for event in events:
@@ -616,7 +640,8 @@ def _size_args(
             continue
         if event.collective:
             message_correlations.add(correlation)
-    # Sorted by thread and then by time, the launches during an operator are neighbours.
+    # The launches during an operator are neighbours in this list, which is sorted by
+    # thread and then by time.
     launches_of_messages = sorted(
         (launches[correlation].thread, launches[correlation].start_s, correlation)
         for correlation in message_correlations
@@ -625,12 +650,12 @@ def _size_args(
         correlation: {} for correlation in message_correlations
     }
 
-    # Operators are nested. The innermost one starts last, so its arguments replace those
-    # of the operators around it.
+    # Several nested operators may belong to one message. The innermost one starts last, so
+    # its arguments replace those of the operators around it.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
         # The launches on the operator's thread between its start and its end. They are
-        # compared by thread and time, whatever their correlation number.
+        # found by thread and time, the first two elements of the tuples.
         first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
         behind_last = bisect_right(
             launches_of_messages, (operator.thread, operator.end_s)
@@ -651,27 +676,29 @@ def _size_args_of_operator(operator: Event) -> dict[str, Any]:
     # collective in its name.
     if operator.name != _RECORD_COMMS:
         return {**operator.args, _COLLECTIVE_NAME: operator.name}
-    # record_param_comms notes the sizes themselves. Its argument "Input Dims" is left out,
-    # because the input of a collective that gathers is only a part of its message.
+    # record_param_comms notes the sizes of input and output. Its argument "Input Dims" is
+    # left out, because the input of a collective that gathers is only one rank's part of
+    # the message.
     return {name: value for name, value in operator.args.items() if name in _SIZE_ARGS}
 
 
 def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
-    """Return the spans, with minus infinity as the launch of those launched too early.
+    """Return all spans, those that were launched before the trace began marked as such.
 
-    These are the spans of a GPU that were launched before the trace began. A stream works
-    in the order of launches. What it does before the first span whose launch is in the
-    trace was therefore launched before the trace. ``events`` are in the order of their
-    start.
+    The mark is minus infinity as the instant of the launch. Only spans of a GPU get it. A
+    stream works in the order of launches. What it does before the first span whose launch
+    is in the trace was therefore launched before the trace. ``events`` are in the order
+    of their start.
     """
     # When each stream starts its first span whose launch is in the trace.
     first_known_s: dict[str, float] = {}
     for event in events:
+        # The thread of a span of a GPU is its stream.
         if event.on_gpu and event.correlated_s is not None:
             first_known_s.setdefault(event.thread, event.start_s)
-    # A stream without any known launch is compared with the earliest of the other
-    # streams. If the trace has no launch at all, no span starts before minus infinity, and
-    # none is marked.
+    # A stream without any known launch is compared with the earliest instant of the other
+    # streams. If the trace has no launch at all, the default, minus infinity, lets no span
+    # be marked.
     earliest_s = min(first_known_s.values(), default=-math.inf)
     marked = []
     for event in events:
@@ -712,12 +739,13 @@ class TracedIteration(NamedTuple):
     def kernels(
         self, start_s: float = -math.inf, end_s: float = math.inf
     ) -> list[Event]:
-        """Return the work of the GPU, other than messages, by the time of its launch.
+        """Return the GPU's work other than messages that was launched between two instants.
 
         Parameters
         ----------
         start_s, end_s : float, optional
-            From when (inclusive) until when (exclusive) it was launched, in seconds.
+            From when (inclusive) until when (exclusive) the work was launched, in
+            seconds. By default, all work of the iteration is returned.
 
         Returns
         -------
@@ -733,16 +761,16 @@ class TracedIteration(NamedTuple):
         ]
 
     def repeats_forward(self) -> bool:
-        """Return whether forward runs again after backward began, and not inside backward.
+        """Return whether forward runs again after backward began, and outside of backward.
 
         This is so where gradients of several batches are summed up. Activation
         checkpointing also runs operators of forward again, but inside a function of
         backward.
 
-        An operator of forward is known by having a function of backward, so that the
-        operators of an optimizer, for example, are not taken for forward. Forward runs
-        again if such an operator begins after the first function of backward, and lies
-        inside none of them.
+        An operator belongs to forward if a function of backward computes its gradient.
+        Operators of an optimizer, for example, do not belong to it. Forward runs again if
+        an operator of forward begins after the first function of backward has begun, and
+        does not lie inside a function of backward.
         """
         # The functions of backward, a span for each, in the order in which they start.
         functions = [e for e in self.events if e.name.startswith(EVALUATE)]
@@ -753,26 +781,28 @@ class TracedIteration(NamedTuple):
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
 
         # Autograd gives an operator of forward and its function of backward the same
-        # sequence number. Each thread counts such numbers for itself. A function that runs
-        # inside another one is of operators that checkpointing has run again in backward's
-        # thread. Its number can by chance be that of an operator of the main thread, so
-        # that it is left out.
+        # sequence number. Each thread counts such numbers for itself. A function inside
+        # another one belongs to operators that checkpointing has run again in backward's
+        # thread. It is left out, because its number can by chance be that of an unrelated
+        # operator of the main thread.
         sequence_numbers = set()
         for k, function in enumerate(functions):
             is_inside_another = function.start_s < latest_end_s[k]
             if not is_inside_another:
                 sequence_numbers.add(function.identifier(_SEQUENCE_NUMBER))
-        # None is no number, but the absence of one.
+        # Functions without a number have added None.
         sequence_numbers.discard(None)
 
-        # Spans with one of these numbers are the operators of forward and the functions
+        # Spans with one of these numbers are the operators of forward, and the functions
         # of backward themselves.
         for event in self.events:
             if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
                 continue
+            # How many functions had begun when the event began, itself included if it is
+            # a function.
             n_begun = bisect_right(starts_s, event.start_s)
-            # An event that ends after all functions that had begun before it lies in none
-            # of them. A function of backward lies in itself, so it is not taken for an
+            # An event that ends after all functions that had begun lies inside none of
+            # them. A function of backward lies inside itself, so it is not taken for an
             # operator of forward.
             is_outside = event.end_s > latest_end_s[n_begun]
             has_backward_begun = n_begun > 0
@@ -783,10 +813,12 @@ class TracedIteration(NamedTuple):
     def gradients_end_s(self) -> float:
         """Return when the last gradient was ready by the processor's clock, in seconds.
 
-        It is the end of backward if the trace has no spans of autograd.
+        It is when the last of autograd's functions ended. It is the end of backward if the
+        trace has no spans of such functions.
         """
         _, backward_end_s = self.phases["backward"]
         # The user may have marked a backward that ends before autograd's last function.
+        # Functions that end later are left out.
         ends_s = [
             event.end_s
             for event in self.events
@@ -818,8 +850,9 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     """
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     launched_s = [event.launched_s for event in by_launch]
-    # When the GPU had computed each event, minus infinity for what it does not compute.
-    # Messages and copies of inputs do not keep the GPU from computing.
+    # When the GPU had computed each event. Minus infinity stands for events that the GPU
+    # does not compute. These include messages and copies of inputs, during which the GPU
+    # can compute something else.
     computed_s = [
         event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
     ]
@@ -830,7 +863,8 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
-        # The events of a step, in the order of launches, begin at the index ``first``.
+        # The events of a step were launched from its start (inclusive) to its end
+        # (exclusive). They begin at the index ``first``.
         first = bisect_left(launched_s, start_s)
         behind_last = bisect_left(launched_s, end_s)
         events = tuple(by_launch[first:behind_last])
@@ -878,9 +912,9 @@ def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
     """Return when each step starts and ends by the processor's clock, in seconds.
 
     Steps are the spans in which the profiler notes its steps. Without such spans, they
-    are the times between the updates that the user has marked, and without marks, the
-    times between the steps that the optimizer notes. Without any of these, the whole
-    trace is one step.
+    last from the end of one update to the end of the next one. Updates are those that the
+    user has marked or, without marks, the steps that the optimizer notes. Without any of
+    these, the whole trace is one step.
     """
     profiler_steps = [
         (event.start_s, event.end_s)
@@ -894,8 +928,8 @@ def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
         updates = [e for e in trace.events if e.name.startswith(_OPTIMIZER_STEP)]
     if not updates:
         return [(0.0, math.inf)]
-    # A step lasts from the end of one update to the end of the next one. Events after
-    # the last update belong to no step.
+    # The first step begins with the trace, at 0. Events after the last update belong to no
+    # step.
     update_ends_s = sorted(update.end_s for update in updates)
     return list(pairwise([0.0, *update_ends_s]))
 
@@ -907,8 +941,8 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
             "no operator of PyTorch (aten::): a trace of another program, or of the GPU only"
         )
     problem = "no iteration has both a forward and a backward pass"
-    # Before PyTorch 1.12, autograd noted gradients but not which function it evaluates, so
-    # that the passes cannot be told apart.
+    # Before PyTorch 1.12, autograd noted that it stores a gradient, but not which function
+    # it evaluates. Forward and backward cannot be told apart in such a trace.
     has_gradients = any(event.name == ACCUMULATE for event in trace.events)
     if has_gradients:
         problem += (
@@ -920,10 +954,11 @@ def _no_iteration(trace: KinetoTrace) -> UserError:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Return rising numbers as the option --iterations takes them, such as "0,2-5"."""
-    # Each run of consecutive numbers becomes one range.
-    jumps = np.flatnonzero(np.diff(numbers) > 1)
+    # Each run of consecutive numbers becomes one range. A run ends at a number whose next
+    # one is larger by more than 1.
+    last_of_runs = np.flatnonzero(np.diff(numbers) > 1)
     ranges = []
-    for run in np.split(np.array(numbers), jumps + 1):
+    for run in np.split(np.array(numbers), last_of_runs + 1):
         ranges.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}")
     return ",".join(ranges)
 
@@ -938,11 +973,12 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     """Return when each phase of a step starts and ends, in seconds.
 
     A phase that the user has marked lasts as long as the mark. Any other phase follows
-    from autograd and the optimizer. Backward lasts from the first to the last function of
-    autograd, forward from the first operator with a gradient until backward starts, and
-    the update from the first to the last step of the optimizer. A phase that cannot be
-    told is left out. All instants are by the processor's clock. ``events`` has the spans
-    of one step, in the order in which the processor launched them.
+    from autograd and the optimizer. Backward lasts from the first function of autograd to
+    the last function or message, forward from the first operator with a gradient until
+    backward starts, and the update from the first to the last step of the optimizer. A
+    phase that cannot be told is left out. All instants are by the processor's clock.
+    ``events`` has the spans of one step, in the order in which the processor launched
+    them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
@@ -951,6 +987,7 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     if functions:
         backward_start_s = functions[0].start_s
         forward_start_s = _forward_start_s(events, functions)
+        # It is infinite if no operator before backward has a gradient.
         if forward_start_s < backward_start_s:
             phases["forward"] = (forward_start_s, backward_start_s)
         backward_end_s = _backward_end_s(events, functions, update_start_s)
@@ -971,10 +1008,10 @@ def _backward_end_s(
 ) -> float:
     """Return when the last of backward's ``functions`` and messages ends, in seconds.
 
-    Backward also waits for the messages that the processor sends. The threads that send
-    them may still tidy up when that wait is over and the update has begun, so backward
-    ends with the start of the update at the latest. ``update_start_s`` is infinite if the
-    step has no update.
+    Backward also waits for the messages that the processor sends. When this wait is over
+    and the update has begun, the threads that send may still tidy up within the spans of
+    the messages. Backward therefore ends with the start of the update at the latest.
+    ``update_start_s`` is infinite if the step has no update.
     """
     ends_s = [function.end_s for function in functions]
     for event in events:
@@ -992,6 +1029,7 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
     operator before backward.
     """
     sequence_numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
+    # Functions without a number have added None.
     sequence_numbers.discard(None)
     starts_s = [
         event.start_s
@@ -1047,12 +1085,13 @@ def layer_profile(
     -----
     The backward time of a gradient is the time from when the gradient before it was ready
     until it was ready itself. The times are medians over the iterations. A sum of medians
-    is not the median of sums, so all backward times are then multiplied by one factor.
-    Their sum becomes the median backward time of the iterations.
+    is not the median of sums, so all backward times are then multiplied by one factor that
+    makes their sum the median backward time of the iterations.
     """
     used = iterations(trace, chosen)
     # For each iteration, the spans that store its gradients.
     gradients = [_gradients(iteration) for iteration in used]
+    # Elements and bytes of each gradient, which are the same in all iterations.
     sizes = _gradient_sizes(trace, used, gradients)
     times = [
         _times(iteration, iteration_gradients)
@@ -1097,8 +1136,9 @@ def layer_profile(
 def _typical_backward_s(backward_s: Floats) -> Floats:
     """Return the median backward time of each gradient, scaled by one factor for all.
 
-    With it, their sum is the median backward time of the k iterations. ``backward_s`` has
-    shape (k, n), and the result shape (n,).
+    This factor makes the sum of the result the median backward time of the iterations.
+    ``backward_s`` has the shape (k, n) for k iterations of n gradients, and the result
+    the shape (n,).
     """
     medians_s = np.median(backward_s, axis=0)
     sum_of_medians_s = medians_s.sum()
@@ -1125,12 +1165,14 @@ def _gradient_sizes(
     ``gradients`` has the result of `_gradients` for each of the ``used`` iterations.
     Raises UserError unless all iterations have the same gradients, with known sizes.
     """
+    # An iteration without gradients has an empty list.
     if not all(gradients):
         raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
     sizes = []
     for iteration_gradients in gradients:
         sizes.append([(event.elements, event.bytes) for event in iteration_gradients])
     for iteration_sizes in sizes:
+        # A size of 0 bytes is unknown.
         if not all(n_bytes for _, n_bytes in iteration_sizes):
             problem = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
             raise trace.missing(f"sizes of gradients are missing ({problem})")
@@ -1150,7 +1192,8 @@ def _check_iterations(
     """Raise UserError for an iteration whose times would make no sense.
 
     These are iterations that sum up gradients of several batches, and iterations whose
-    phases, which take ``iteration_s`` together, take longer than the whole iteration.
+    phases take longer together than the whole iteration. ``iteration_s`` has the seconds
+    of all phases of each iteration.
     """
     for iteration, phases_s in zip(used, iteration_s.tolist(), strict=True):
         if iteration.repeats_forward():
@@ -1176,17 +1219,18 @@ def _kinds_of_iterations(
     *,
     is_chosen: bool,
 ) -> Finding:
-    """Return how long the iterations compute, slow ones apart from the others.
+    """Return a remark for the user on how long slow and usual iterations compute.
 
     ``iteration_s`` has the seconds of their phases without the waits for messages, and
     ``is_chosen`` says whether the user has chosen the iterations.
 
-    A few slow iterations, such as the first one of a training, are usual, and do not
-    change a median. If the rarer kind, slow or not, has more than a third of iterations
-    that the user has not chosen, this raises UserError.
+    An iteration is slow if it takes more than ``MOST_TIMES_SHORTEST`` times as long as the
+    shortest one. A few slow iterations, such as the first one of a training, hardly change
+    a median. This raises UserError if the rarer of the two kinds has more than a third of
+    the iterations, unless the user has chosen them.
     """
     numbers = np.array([iteration.number for iteration in used])
-    # Masks over the iterations: those of the one kind, and those of the other.
+    # Masks over the iterations. The shortest iteration is always a usual one.
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
     usual = ~slow
     described = []
@@ -1212,9 +1256,10 @@ def _kinds_of_iterations(
 
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
-    """Yield the parts of a trace that a profile of ``used`` iterations leaves out."""
+    """Yield remarks for the user on what a profile of ``used`` iterations leaves out."""
     # All iterations have the same gradients, so the first iteration stands for all.
     first = used[0]
+    # Autograd also runs this function for gradients that do not exist.
     n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
     n_early = sum(event.is_launched_before_trace for event in trace.events)
     n_steps = first.steps_in_trace
@@ -1239,20 +1284,21 @@ def _finding_left_out(text: str) -> Finding:
 def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     """Return how long forward, backward of each gradient and the update take.
 
-    ``gradients`` has the spans that store gradients, in the order of readiness. Their
-    instants are those of the processor, and a gradient is ready when the GPU has done all
-    that was launched until then.
+    ``gradients`` has the spans that store gradients, in the order of readiness. They end
+    by the processor's clock. A gradient is ready when the GPU has done all work that was
+    launched until this end.
     """
+    # `work.done_s` returns when all work launched until an instant was done.
     work = _Work(iteration)
     phases = iteration.phases
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
-    # The first instant is the end of forward, from which the first gradient counts.
-    # Ranges that a user has marked may have a gap between forward and backward.
+    # The time of the first gradient begins when the work of forward is done. Ranges that a
+    # user has marked may leave a gap between forward and backward, which does not count.
     instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
         instants_s.append(work.done_s(gradient.end_s))
-    # No gradient is ready before the one that was accumulated before it.
+    # No gradient counts as ready before the one that was stored before it.
     ready_s = np.maximum.accumulate(instants_s)
     return _Times(
         forward_s=work.took_s("forward"),
@@ -1278,9 +1324,9 @@ class _Work:
     def done_s(self, instant_s: float) -> float:
         """Return when all work was done that had been launched until ``instant_s``.
 
-        The result is in seconds. Without a GPU, the work is done at that instant. Before
-        the first launch, the result is the start of the first kernel, from which the GPU's
-        time is counted.
+        The result is in seconds. Without a GPU, the work is done at that instant. If no
+        kernel had been launched until then, the result is the start of the first kernel,
+        because the GPU's time counts from there.
         """
         if not self.kernels:
             return instant_s
@@ -1292,8 +1338,8 @@ class _Work:
     def took_s(self, phase: str) -> float:
         """Return the seconds from the first kernel of a phase until all its work was done.
 
-        The phase does not begin before the GPU had done the work of earlier iterations,
-        which would otherwise count twice where the GPU lags behind the processor.
+        The phase does not begin before the GPU had done the work of earlier iterations.
+        This work would otherwise count twice where the GPU lags behind the processor.
         """
         # A phase is a span of the processor's time. Its kernels are those that were launched
         # in this span, whenever the GPU ran them. Without a GPU there are none, and the
@@ -1305,7 +1351,8 @@ class _Work:
         )
         # `free_s` is when the GPU had done all that was launched before this iteration.
         begin_s = max(self.iteration.free_s, first_start_s)
-        # A phase without work of its own may end before the work of an earlier iteration.
+        # The work of an earlier iteration may end after that of this phase, if the phase
+        # has no work of its own.
         return max(self.done_s(end_s) - begin_s, 0.0)
 
 
@@ -1324,7 +1371,7 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
     -------
     table : str
         CSV with the columns bytes, seconds and collective, and ranks if all messages
-        tell them. The times include the wait for slower ranks.
+        tell their number. The times include the wait for slower ranks.
     finding : Finding
         How many of the messages are in the table.
 
@@ -1334,7 +1381,8 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         If no message has a known size and collective.
     """
     messages = [event for event in trace.events if event.collective]
-    # ``ddlkit fit`` refuses a size or a time of 0. An unknown size is 0, too.
+    # `COMMUNICATION` has the collectives that ``ddlkit fit`` knows. It refuses a size or a
+    # time of 0. An unknown size is 0, too.
     usable = [
         event
         for event in messages
@@ -1379,8 +1427,9 @@ def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:
     Returns
     -------
     Timeline
-        Messages, and compute: kernels by phase, or whole phases without a GPU.
-        Times are in seconds from the start of forward of each iteration.
+        Spans of messages and of compute. With a GPU, compute is its kernels, each of the
+        kind of its phase, and otherwise it is whole phases. Times are in seconds from the
+        start of forward of each iteration.
 
     Raises
     ------
@@ -1410,14 +1459,17 @@ def _messages(
 ) -> Iterator[dict[str, Any]]:
     """Yield the messages of an iteration as spans of a timeline.
 
-    ``buckets`` are the bytes of each bucket, empty if they are unknown.
+    ``buckets`` are the bytes of each bucket of gradients, empty if they are unknown. The
+    group of a span is the number of its bucket in the order of sending. Times are those
+    of the trace, in seconds.
     """
     for collective in COMMUNICATION:
         messages = [event for event in events if event.collective == collective]
         messages.sort(key=lambda event: event.start_s)
         sends_buckets = collective == "all_reduce" and len(messages) == len(buckets)
-        # If there are more or fewer messages than buckets, it is unknown which message has
-        # which gradients. Without buckets, messages are numbered as groups.
+        # If there are more or fewer messages than buckets, or if they are of another
+        # collective, it is unknown which message has which gradients. Without buckets, each
+        # message is taken for a group of its own.
         is_group_unknown = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(
@@ -1429,9 +1481,7 @@ def _messages(
             )
             # In a timeline, group -1 means that a message is of no known group.
             span["group"] = -1 if is_group_unknown else number
-            span["bytes"] = event.bytes
-            if sends_buckets:
-                span["bytes"] = buckets[number]
+            span["bytes"] = buckets[number] if sends_buckets else event.bytes
             yield span
 
 
@@ -1439,8 +1489,10 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
     """Yield the compute and the copies of an iteration as spans of a timeline.
 
     Copies of the input count whenever they were launched. Other work of the GPU counts if
-    it was launched in a phase, and has the kind of this phase.
+    it was launched in a phase, and has the kind of this phase. Times are those of the
+    trace, in seconds.
     """
+    # Without work of a GPU, the processor has computed.
     if not iteration.kernels():
         yield from _computed_by_processor(iteration)
         return
@@ -1469,7 +1521,7 @@ def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any
     """Yield the phases of an iteration as spans of a timeline, for compute without a GPU.
 
     Backward is divided: it computes until the last gradient is ready, and then waits for
-    messages. Spans of no length are left out.
+    messages. Spans of no length are left out. Times are those of the trace, in seconds.
     """
     backward_start_s, backward_end_s = iteration.phases["backward"]
     gradients_end_s = iteration.gradients_end_s()

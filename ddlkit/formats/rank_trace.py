@@ -210,9 +210,10 @@ class RankTrace:
 
     @property
     def uses_nccl(self) -> bool:
-        """Return whether messages went through NCCL, which sends them one by one.
+        """Return whether messages went through NCCL and not through gloo.
 
-        Gloo sends several at once, also those of a training on GPUs.
+        NCCL sends messages one by one. Gloo sends several at once, even in a training on
+        GPUs.
         """
         return self.device != "cpu" and self.in_flight < GLOO_THREADS
 
@@ -245,10 +246,10 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
     starts_s = [_start_s(iteration) for iteration in traced]
     read = []
     for position, iteration in enumerate(traced):
+        # The last iteration ends with its own step. So does an iteration before a step
+        # without a backward pass, because `iterations` leaves out such a step.
         end_s = _end_s(iteration)
         is_last = position == len(traced) - 1
-        # `iterations` leaves out steps without a backward pass. If one of them follows, the
-        # iteration ends with its own step.
         if not is_last and traced[position + 1].number == iteration.number + 1:
             # What a rank does between two steps belongs to the earlier iteration.
             end_s = starts_s[position + 1]
@@ -266,23 +267,26 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
 def _in_flight(events: Sequence[Event]) -> int:
     """Return how many of the messages among some events can be under way at once.
 
-    NCCL sends the messages of a process group on one stream, one by one. A training on
-    GPUs can also send its messages with gloo.
+    NCCL sends the messages of a process group on one stream, one by one. Gloo has
+    ``GLOO_THREADS`` threads that send, even if the training is on GPUs.
     """
+    # The messages of NCCL are kernels of the GPU, and those of gloo are not.
     sends_with_nccl = any(event.on_gpu and event.collective for event in events)
     return 1 if sends_with_nccl else GLOO_THREADS
 
 
 class _Clock:
-    """When the work is done that a processor has run or launched until an instant.
+    """A clock that tells when the work launched until an instant is done.
 
-    Without a GPU, the work is done at that instant. With a GPU, it is done when all kernels
-    that were launched until then have ended, but not before that instant itself. Messages
-    and copies of the input do not count, because they run on streams of their own.
+    The processor runs some work itself, and launches other work on the GPU. Without a GPU,
+    the work is done at that instant. With a GPU, it is done when all kernels that were
+    launched until then have ended, but not before that instant itself. Messages and copies
+    of the input do not count, because they run on streams of their own.
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
-        # The kernels are in the order of their launches.
+        # `iteration.kernels()` has no messages, and is in the order of launches. Copies of
+        # the input are left out here.
         kernels = [
             kernel
             for kernel in iteration.kernels()
@@ -295,7 +299,11 @@ class _Clock:
         self._free_s = iteration.free_s
 
     def done_s(self, instant_s: float) -> float:
-        """Return when the processor's work until an instant is done, in seconds."""
+        """Return when the work that was run or launched until an instant is done.
+
+        Both instants are in seconds.
+        """
+        # Without kernels, there is no GPU, or it has nothing to do.
         if not self._launched_s:
             return instant_s
         # The GPU may still be busy with the iteration before.
@@ -311,15 +319,16 @@ def _step(iteration: TracedIteration) -> Event:
     for event in iteration.events:
         if event.name.startswith("ProfilerStep#"):
             return event
-    # `rank_trace` has refused traces without such spans.
+    # `rank_trace` has refused traces without such spans, and in all others each iteration
+    # is the time of such a span.
     raise AssertionError("iterations of a trace with steps have steps")
 
 
 def _start_s(iteration: TracedIteration) -> float:
     """Return when an iteration starts, in seconds.
 
-    It starts with the profiler's step, or on a GPU when the work of the iteration before
-    is done, if that is later.
+    It starts with the profiler's step. On a GPU, it does not start before the work of the
+    iteration before is done.
     """
     step_s = _step(iteration).start_s
     if not iteration.kernels():
@@ -345,7 +354,8 @@ def _read_iteration(
     """Return what a rank did in an iteration that ends at ``end_s``.
 
     Raises UserError if the iteration sums up gradients of several batches, has no spans
-    of autograd, or has messages of a training that is not DDP.
+    of autograd, has messages of a training that is not DDP or no span for a message, or
+    was launched as a CUDA graph.
     """
     if iteration.repeats_forward():
         raise UserError(
@@ -357,18 +367,19 @@ def _read_iteration(
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
         raise trace.missing(f"iteration {iteration.number} has no spans of autograd")
-    # The phases of a trace are by the processor's clock. This tells when the GPU, if there is
-    # one, has done what the processor launched until an instant.
+    # The phases of a trace are by the processor's clock. `clock.done_s` returns when the GPU,
+    # if there is one, has done what the processor launched until an instant.
     clock = _Clock(iteration)
     backward_start_s, _ = iteration.phases["backward"]
     functions_end_s = max(function.end_s for function in functions)
     messages = _messages(trace, iteration, clock, (backward_start_s, functions_end_s))
     copies_back = _copies(iteration, _COPY_BACK, clock)
-    # From here on, each phase ends no earlier than the phase before it. On a GPU, the
-    # processor may run far ahead, or the work of a phase may have no kernels.
+    # Each phase is made to end no earlier than the phase before it. On a GPU, the processor
+    # may run far ahead, or a phase may have no kernels, so the order is not certain.
     start_s = _start_s(iteration)
     input_end_s = max(start_s, clock.done_s(_forward_start_s(iteration)))
     forward_end_s = max(input_end_s, clock.done_s(backward_start_s))
+    # When the last gradient was computed, without the wait for messages.
     computed_s = _backward_end_s(clock.done_s(functions_end_s), messages, copies_back)
     backward_end_s = max(forward_end_s, computed_s)
     return RankIteration(
@@ -393,19 +404,21 @@ def _backward_end_s(
     """Return when a rank has computed its last gradient, in seconds.
 
     That is when the last function of autograd ends, at ``functions_end_s``. In some
-    versions of PyTorch this function contains the waits for messages and the copies of
-    buckets, which do not count. Backward never ends before the last message is posted.
-    ``copies_back`` are in the order of their start.
+    versions of PyTorch this function contains the waits for messages, and the copies of
+    buckets back into gradients (``copies_back``, in the order of their start). These do
+    not count. Backward never ends before its last message is posted (handed over).
     """
+    # Without messages, these instants have no effect below.
     of_backward = [message for message in messages if message.in_backward]
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
     first_message_end_s = min((m.ended_s for m in of_backward), default=math.inf)
     end_s = functions_end_s
+    # A rank copies buckets back when it has waited for their messages.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    # If the first message ended after all had been posted and before the function did,
-    # the function contains the wait for it. The rank had then computed its last gradient
-    # when it posted its last message.
+    # If the first message ended after all had been posted and before the function ended,
+    # the function contains the wait for this message. The rank had then computed its last
+    # gradient when it posted its last message.
     if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
@@ -416,8 +429,9 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
     forward starts with the first operator whose sequence number a function of backward has.
-    This can be slightly too early, with an operator on the input: autograd gives an operator
-    without a gradient the sequence number of the next one that has a gradient.
+    This operator can be one on the input, so that the result is slightly too early:
+    autograd gives an operator without a gradient the sequence number of the next operator
+    that has a gradient.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":
@@ -458,10 +472,14 @@ def _messages(
 ) -> tuple[Message, ...]:
     """Return the messages of an iteration in the order in which they were posted.
 
-    ``backward_s`` is when the first function of autograd starts and the last one ends, by
-    the processor's clock.
+    A message is posted when the rank hands it over. ``backward_s`` is when the first
+    function of autograd starts and the last one ends, by the processor's clock.
+
+    Raises UserError for a message that DDP does not send, for one of a CUDA graph, or for
+    one of gloo without a span.
     """
     kernels = [e for e in iteration.events if e.on_gpu and e.collective]
+    # Messages of NCCL are kernels. Without any, messages go through gloo.
     if kernels:
         _refuse_cuda_graphs(trace, iteration, kernels)
         posts = _posts_on_gpu(kernels, clock)
@@ -473,22 +491,25 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
-        # ``launched_s`` is when the processor issued the message, so that it compares with
-        # ``backward_s``. ``posted_s`` is when the rank, on a GPU its stream, was ready for it.
+        # ``posted_s`` is when the rank was ready for the message. On a GPU, this is when its
+        # earlier kernels had ended.
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(
             Message(
                 collective=post.collective,
-                # DDP sends float32 unless the trace says another type.
+                # The span of the message has 0 bytes if it does not state its size and its
+                # type. DDP then sends float32.
                 n_bytes=post.sent.bytes or FLOAT32_BYTES * post.elements,
                 elements=post.elements,
                 group=str(post.sent.args.get("Process Group Name", "")),
                 sequence=_sequence(post.sent),
                 posted_s=post.posted_s,
-                # More messages may have been under way than ``in_flight``, for example
-                # of two process groups. None of them starts after its end.
+                # More messages than ``in_flight`` may have been under way, for example those
+                # of two process groups. The start that follows from ``in_flight`` can then
+                # be after the end of the message, which it must not be.
                 started_s=min(started_s, post.sent.end_s),
                 ended_s=post.sent.end_s,
+                # Both ``launched_s`` and ``backward_s`` are by the processor's clock.
                 in_backward=first_function_s <= post.launched_s <= last_function_s,
             )
         )
@@ -500,8 +521,8 @@ def _refuse_other_training(
 ) -> None:
     """Raise UserError for a message that DDP does not send.
 
-    That is a message of a collective that is not in `_REPLAYED`, or between some of the
-    ranks only.
+    That is a message of a collective that is not in `_REPLAYED`, or a message between some
+    of the ranks only.
     """
     place = f"{trace.source}: iteration {iteration.number}"
     if post.collective not in _REPLAYED:
@@ -511,7 +532,7 @@ def _refuse_other_training(
             "the all-reduces, broadcasts and barriers of DistributedDataParallel only"
         )
     group_size = post.sent.args.get("Group size")
-    # A world size of 0 is unknown.
+    # The number of ranks is 0 if the trace does not state it.
     if isinstance(group_size, int) and trace.world_size not in (0, group_size):
         raise UserError(
             f"{place} has a message between {group_size} of {trace.world_size} ranks, as "
@@ -525,11 +546,11 @@ def _refuse_cuda_graphs(
 ) -> None:
     """Raise UserError if a single launch has started a message and other work.
 
-    That is a CUDA graph. Its one launch does not tell which of its work comes before the
-    message, and so when the rank was ready for it.
+    Such a launch is that of a CUDA graph. It does not tell which of the other work comes
+    before the message, and therefore not when the rank was ready for the message.
     """
-    # The correlation number of a kernel tells its launch. These are the launches of other
-    # kernels than messages.
+    # Kernels of one launch have one correlation number. These are the numbers of kernels
+    # that are no messages.
     launches_of_compute = {
         kernel.identifier("correlation") for kernel in iteration.kernels()
     }
@@ -557,20 +578,27 @@ def _earliest_start_s(
     Only ``in_flight`` messages can be under way at once. ``earlier`` are the messages
     that were posted before this one.
     """
+    # Pending messages are those that have not ended when this one is posted.
     ends_of_pending_s = sorted(m.ended_s for m in earlier if m.ended_s > posted_s)
     if len(ends_of_pending_s) < in_flight:
         return posted_s
-    # All but ``in_flight - 1`` of the pending messages must end first.
+    # All but ``in_flight - 1`` of the pending messages must end first. The last of these
+    # is the ``in_flight``-th from the end.
     return ends_of_pending_s[-in_flight]
 
 
 def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
-    """Return the posts of NCCL's messages, in the order of their launches."""
+    """Return the posts of NCCL's messages, in the order of their launches.
+
+    A message is launched when the processor gives its kernel to the GPU. It is posted
+    later, when the rank is ready for it: when all compute that was launched before it is
+    done. ``clock`` tells this instant.
+    """
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
         collective = kernel.collective
-        # A broadcast is none of the collectives whose costs this library knows, so that
-        # ``kernel.collective`` is "other" for it.
+        # `COLLECTIVES` has no broadcast, so that ``kernel.collective`` is "other" for it. Its
+        # name is in the arguments of the kernel or in the name of the kernel.
         names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
         if "broadcast" in names:
             collective = "broadcast"
@@ -588,13 +616,15 @@ def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
 
 
 def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post]:
-    """Return the posts of gloo's messages, in their order.
+    """Return the posts of gloo's messages, in the order in which they were posted.
 
-    Two threads of gloo take messages in turn, so that the spans of messages can be in
-    another order than their posts. A post belongs to the first span of its collective and
-    its size that no earlier post belongs to. Raises UserError for a post without a span.
+    A post is an operator by which the computing thread hands a message over. A thread of
+    gloo then sends the message, which is a span of its own. There are two such threads, so
+    the spans can be in another order than the posts. Each post gets the first span of its
+    collective and its size that no earlier post has. Raises UserError for a post without a
+    span.
     """
-    # The spans of messages that no post has been found for.
+    # The spans of messages for which no post has been found yet.
     unmatched = [e for e in iteration.events if e.collective and not e.on_gpu]
     posts = []
     for event in iteration.events:
@@ -602,8 +632,8 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         if collective is None:
             continue
         elements = _elements_of_post(event)
-        # `_refuse_other_training` refuses a message of another collective by its post, so
-        # that the span of such a message is not looked for.
+        # The caller refuses messages of collectives that are not in `_REPLAYED`. Their
+        # spans are not looked for, and the operator stands for the span.
         sent = event
         if collective in _REPLAYED:
             span = _first_alike(unmatched, collective, elements, event.start_s)
@@ -618,7 +648,8 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         posts.append(
             _Post(
                 launched_s=event.start_s,
-                # A thread may take the message before the post returns.
+                # A message counts as posted when its operator ends. A thread of gloo may
+                # take the message before that.
                 posted_s=min(event.end_s, sent.start_s),
                 sent=sent,
                 collective=collective,
@@ -633,8 +664,8 @@ def _first_alike(
 ) -> Event | None:
     """Return the first span of gloo that can be the message of a post, None if none can.
 
-    The span must be of the collective and of the number of elements that were posted,
-    and end after ``posted_s``.
+    The span must be of the collective and of the number of elements that were posted. It
+    must end after ``posted_s``, because a message that ended before is an earlier one.
     """
     for span in spans:
         is_of_collective = span.name == f"gloo:{collective}"
@@ -651,8 +682,9 @@ def _elements_of_post(post: Event) -> int:
     Only the first tensor counts. An operator takes a tensor for each device of the process,
     and a process of DDP has one.
     """
+    # For each input, its shape or, for a list of tensors, the list of their shapes.
     dims = post.args.get("Input Dims")
-    # No input has a shape.
+    # Without shapes, the number of elements is unknown.
     if not dims:
         return 0
     # The first input of a post is a tensor or a list of tensors, so that the shape of the
@@ -660,6 +692,7 @@ def _elements_of_post(post: Event) -> int:
     # whose product is 1.
     while isinstance(dims, list) and dims and isinstance(dims[0], list):
         dims = dims[0]
+    # A damaged shape counts as unknown.
     if not isinstance(dims, list) or not all(isinstance(size, int) for size in dims):
         return 0
     return math.prod(dims)
@@ -668,11 +701,12 @@ def _elements_of_post(post: Event) -> int:
 def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy, ...]:
     """Return the copies into or out of buckets, in the order of their start.
 
-    ``name`` is what the names of the operators that copy end with.
+    The names of the operators that copy end with ``name``. ``clock`` tells when the work
+    that was launched until an instant is done.
     """
     copies = []
-    # Spans of the processor are in the order of their start here. The instants of the clock
-    # never fall from one to the next, so that the copies are in this order, too.
+    # Spans of the processor are in the order of their start here, and so are the copies: the
+    # clock gives no earlier result for a later instant.
     for event in iteration.events:
         if not event.on_gpu and event.name.endswith(name):
             # On a GPU, the operator only launches the kernels of the copy. The copy
@@ -686,8 +720,8 @@ def _copies(iteration: TracedIteration, name: str, clock: _Clock) -> tuple[Copy,
 def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...]:
     """Return the gradients in the order in which they became ready.
 
-    A gradient is ready when all work that was launched before autograd began to store it
-    is done.
+    A gradient is ready when all work is done that was launched before autograd began to
+    store it. ``clock`` tells this instant.
     """
     gradients = []
     for event in iteration.events:
@@ -705,13 +739,13 @@ def _operators(
 ) -> tuple[Operator, ...]:
     """Return the operators of backward: kernels of a GPU, or else functions of autograd.
 
-    Operators that are alike compute the same from the same shapes, so that their times
-    can be compared. A trace has no shapes for kernels. Kernels count as alike if they have
-    the same name and the same grid of threads, whose size follows from the shapes.
+    Operators with one number ``alike`` compute the same from the same shapes, so that their
+    times can be compared. A trace has no shapes for kernels. Kernels count as alike if they
+    have the same name and the same grid of threads, whose size follows from the shapes.
     """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
-    # The kernels that the functions of autograd launched.
+    # The kernels that were launched while the functions of autograd ran.
     kernels = iteration.kernels(first_s, last_s)
     if not kernels:
         return _functions_as_operators(iteration, functions)
@@ -728,8 +762,8 @@ def _functions_as_operators(
 ) -> tuple[Operator, ...]:
     """Return those functions of autograd that only compute.
 
-    Functions count as alike, so that their times can be compared, if they have the same
-    name and run operators of the same names and shapes.
+    Functions get the same number ``alike``, so that their times can be compared, if they
+    have the same name and run operators of the same names and shapes.
     """
     operators = []
     # The operators are in the order of their start, as all spans of the processor.
@@ -739,7 +773,8 @@ def _functions_as_operators(
         # Functions that store gradients also copy them and post messages.
         if ACCUMULATE in function.name:
             continue
-        # The operators that start during the function, of which other threads run some.
+        # The operators that start during the function. Those of other threads do not belong
+        # to the function.
         first = bisect_left(starts_s, function.start_s)
         behind_last = bisect_left(starts_s, function.end_s)
         names_and_shapes = [
@@ -747,6 +782,7 @@ def _functions_as_operators(
             for event in cpu_operators[first:behind_last]
             if event.thread == function.thread
         ]
+        # Functions of equal names, operators and shapes have equal hashes.
         alike = hash((function.name, tuple(names_and_shapes)))
         operators.append(Operator(alike, function.start_s, function.end_s))
     return tuple(operators)

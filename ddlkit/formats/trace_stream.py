@@ -62,7 +62,8 @@ def read_trace(path: Path | str) -> KinetoTrace:
     Parameters
     ----------
     path : Path or str
-        A file that ``export_chrome_trace`` has written, packed if its name ends in .gz.
+        A file that ``export_chrome_trace`` has written. It must be packed by gzip if its
+        name ends in .gz, and otherwise not.
 
     Returns
     -------
@@ -110,7 +111,7 @@ class _Buffer:
         self.decoder = json.JSONDecoder()
 
     def read_more(self) -> bool:
-        """Drop what was parsed, append a chunk, and return whether there was one."""
+        """Drop what was parsed, append a chunk of the file, and return whether one was left."""
         chunk = self.file.read(CHUNK_CHARACTERS)
         self.text = self.text[self.position :] + chunk
         self.position = 0
@@ -121,7 +122,10 @@ class _Buffer:
         return self.text[self.position :] + self.file.read()
 
     def next_character(self) -> str:
-        """Skip white space, and return the character behind it, "" at the end."""
+        """Skip white space, and return the character behind it without going past it.
+
+        The result is "" at the end of the file.
+        """
         while True:
             while self.position < len(self.text):
                 character = self.text[self.position]
@@ -132,15 +136,19 @@ class _Buffer:
                 return ""
 
     def value(self) -> Any:
-        """Parse the JSON value that begins here, and return it."""
+        """Parse the JSON value that begins at ``position``, go past it, and return it.
+
+        Raises UserError if the file ends before the value does, if the value is longer than
+        any entry of a trace, or if it is nested too deeply.
+        """
         while True:
             try:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except (json.JSONDecodeError, RecursionError):
-                # The value may only end in the next chunk of the file, so it is parsed
-                # again with that chunk. More text than any entry has is not read for it. A
-                # value that is nested too deeply for Python (RecursionError) is refused at
-                # last, as one that does not end.
+                # The value may only end in the next chunk of the file, so it is parsed again
+                # with that chunk, unless its text is already longer than any entry. A value
+                # that is nested too deeply for Python (RecursionError) fails each time, and
+                # is refused in the end.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -160,7 +168,8 @@ def _cut_short(source: str) -> UserError:
 def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
     """Return the JSON of a Chrome trace without the entries that are not needed.
 
-    Besides the list of entries, it has facts about the training, such as the rank.
+    Besides the list of entries, it has facts about the training, such as the rank. Raises
+    UserError if the file is cut short or is no Chrome trace.
     """
     before = _facts_before_entries(buffer, source)
     entries = list(_entries(buffer, source))
@@ -170,10 +179,11 @@ def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
     if before is None:
         return document
     # The text before the key "traceEvents" is "{" or "{ ...,". The text behind its list is
-    # "}" or ", ... }". Each is made an object of its own.
+    # "}" or ", ... }". Each of the two texts is made the JSON of an object.
     facts_before = before.rstrip().removesuffix(",") + "}"
     facts_after = "{" + after.removeprefix(",")
     for facts in (facts_before, facts_after):
+        # Keys that are in `document` already, such as "traceEvents", keep their values.
         try:
             document = {**json.loads(facts), **document}
         except (ValueError, RecursionError):
@@ -184,8 +194,8 @@ def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
 def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     """Skip to the first entry of a trace, and return the text before "traceEvents".
 
-    The result is None if the file is nothing but the list of entries. Raises UserError if
-    the file is neither that nor an object with a list "traceEvents".
+    A Chrome trace is an object with a list "traceEvents", or nothing but the list. The
+    result is None if it is the list. Raises UserError if the file is empty or is neither.
     """
     first = buffer.next_character()
     if not first:
@@ -193,8 +203,8 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     if first == "[":
         buffer.position += 1
         return None
-    # The facts about the training before the list may fill several chunks. If they are longer
-    # than any facts, the file is no trace, and the rest of it is not read.
+    # Facts about the training stand before the list, and may fill several chunks. If this
+    # text is longer than any such facts, the file is no trace, and the rest is not read.
     while first == "{" and _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break
@@ -207,7 +217,7 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
         )
     buffer.text = after
     buffer.position = 0
-    # What follows the key, perhaps with white space before each character.
+    # A colon and the opening bracket follow the key, perhaps with white space between.
     for expected in ":[":
         if buffer.next_character() != expected:
             raise UserError(
@@ -233,7 +243,7 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
         if character == ",":
             buffer.position += 1
             continue
-        # At the end of the file there is no value, and this raises UserError.
+        # This raises UserError at the end of the file, where there is no value.
         entry = buffer.value()
         if not isinstance(entry, dict):
             raise UserError(
@@ -245,17 +255,19 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
 
 
 def _is_needed(entry: dict[str, Any]) -> bool:
-    """Return whether an entry is a span that some reader of ranks uses."""
+    """Return whether an entry is a span of a category that some reader of traces uses."""
     category = str(entry.get("cat", "")).lower()
+    # The phase "X" stands for a span.
     return entry.get("ph") == "X" and category in _NEEDED_CATEGORIES
 
 
 def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry without what no reader uses.
+    """Return an entry of a trace without what no reader uses.
 
-    Equal names are one object for all entries, and so are equal lists among their
-    arguments, such as shapes. ``shared`` maps the text of each such list to the list that
-    was met first. New lists are added, and other values are kept as they are.
+    To save memory, equal names are one object for all entries, and so are equal lists
+    among their arguments, such as shapes. ``shared`` maps the text of each such list to
+    the list that was met first. New lists are added to it. Arguments that are no lists
+    are kept as they are.
     """
     args = entry.get("args")
     if not isinstance(args, dict):
@@ -268,7 +280,8 @@ def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     }
     for label in ("name", "cat"):
         text = entry.get(label)
-        # Millions of spans have a few hundred names.
+        # Millions of spans have a few hundred names. `sys.intern` returns one object for
+        # all equal ones.
         slim[label] = sys.intern(text) if isinstance(text, str) else text
     return slim
 
