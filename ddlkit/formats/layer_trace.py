@@ -109,7 +109,8 @@ class LayerTrace:
         Returns
         -------
         LayerProfile
-            One row for each of the n layers with a gradient, without FLOP and update.
+            One row for each of the n layers with a gradient. FLOP and the time of the
+            update, which a trace does not state, are 0.
 
         Raises
         ------
@@ -118,9 +119,10 @@ class LayerTrace:
 
         Notes
         -----
-        The time of a layer without a gradient is added to the layer with a gradient
-        before it, in forward and in backward. The times of layers before the first
-        gradient are added to the first layer with a gradient.
+        The time of a layer without a gradient, in forward and in backward, is added to the
+        last layer with a gradient before it. The times of layers before the first layer
+        with a gradient are added to this first layer, or left out if ``with_input`` is
+        False.
         """
         rows = self.learnable
         n = len(rows)
@@ -134,7 +136,8 @@ class LayerTrace:
             batch=1,
             tensor=names,
             layer=names,
-            # A gradient has at least one element, also one of fewer than 4 bytes.
+            # The trace does not state the type, for which float32 is assumed. A gradient
+            # has at least one element, even one of fewer than 4 bytes.
             parameters=np.maximum(n_bytes // BYTES_PER_PARAMETER, 1),
             gradient_bytes=n_bytes,
             forward_s=self._summed_to_learnable(self.forward_s, first_layer),
@@ -146,15 +149,16 @@ class LayerTrace:
         """Return the mean times of the n layers with a gradient, shape (n,).
 
         ``times_s`` has shape (k, L): k iterations of L layers. The time of a layer without
-        a gradient is added to the layer with a gradient before it or, before the first
-        one, to the first one. Layers before ``first_layer`` are left out.
+        a gradient is added to the last layer with a gradient before it. If there is none
+        before it, the time is added to the first layer with a gradient. Layers before the
+        position ``first_layer`` are left out.
         """
         learnable_rows = self.learnable
         mean_s = times_s.mean(axis=0)
         layers = np.arange(len(self.name))
-        # owner[l] is the position, among the layers with a gradient, of the last such
-        # layer at or before layer l. Layers before the first one would get -1, and go to
-        # the first one.
+        # owner[l] is the position, among the layers with a gradient, of the layer that gets
+        # the time of layer l: the last one at or before l. Layers before the first one would
+        # get -1, which becomes 0.
         n_at_or_before = np.searchsorted(learnable_rows, layers, "right")
         owner = np.maximum(n_at_or_before - 1, 0)
         # For each owner, the sum of the times of its layers.
@@ -167,7 +171,7 @@ class LayerTrace:
         return sums_s.astype(float)
 
     def iteration_times_and_plan(self) -> tuple[IterationTimes, FusionPlan]:
-        """Return the mean times of an iteration, and the plan that sends gradients alone.
+        """Return the mean times of an iteration, and the plan of one gradient a message.
 
         A graph of tasks is made from both (dag Section IV-B).
 
@@ -175,13 +179,13 @@ class LayerTrace:
         -------
         times : IterationTimes
             Forward and backward have a value for each layer from the first one with a
-            gradient on. Communication has a value for each gradient. The time of the
-            layers before the first gradient counts as reading of data (t_io). A trace
-            has no copies and no update.
+            gradient on. Communication has a value for each gradient. The forward time of
+            the layers before the first one with a gradient counts as reading of data
+            (t_io). A trace has no copies to the GPU and no update, so their times are 0.
         plan : FusionPlan
-            A group for each gradient. A layer without a gradient is in the group of the
-            next gradient that is ready, and adds no time to its message. The plan has
-            the layers of ``times``.
+            The plan "none", which fuses no gradients: a group for each gradient. A layer
+            without a gradient is in the group of the gradient that is ready next, and adds
+            no time to its message. The plan has the layers of ``times``.
 
         Raises
         ------
@@ -202,7 +206,7 @@ class LayerTrace:
         )
         # A plan counts layers in ready order, from the last one. So layer `row` of L has
         # the number L - 1 - row, and a group that ends with it has the exclusive end
-        # L - row.
+        # L - row. Reversed rows give rising ends.
         ends = len(self.name) - rows[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 
@@ -216,6 +220,7 @@ def matches(text: str) -> bool:
     (True, True)
     """
     first_line, _, _ = text.strip().partition("\n")
+    # The list has at least one cell, which is "" for an empty file.
     cells = _cells(first_line)
     is_header = cells[0].lower() == "id"
     is_layer = cells[0] == "0" and len(cells) == len(_TRACE.names)
@@ -223,9 +228,10 @@ def matches(text: str) -> bool:
 
 
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
-    """Return the mean iteration of a trace as a profile, with findings of `check_trace`.
+    """Return the mean iteration of a trace as a profile, with remarks for the user.
 
-    The option ``without_input`` leaves out the layers before the first one with a
+    The remarks (findings) are the number of iterations, and those of `check_trace`. The
+    option ``without_input`` leaves out the layers before the first one with a
     gradient.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
@@ -258,8 +264,8 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     Raises
     ------
     UserError
-        For a cell that cannot be read, or an iteration that differs from the first one
-        in its layers.
+        For a cell that cannot be read, for wrong ids, or for an iteration that lacks layers
+        or differs from the first one in their names or sizes.
 
     Examples
     --------
@@ -268,13 +274,14 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
-    # The file is not one of ddlkit's own, so that implausible numbers are refused.
+    # The file is a user's own and not exact, so implausible numbers are refused.
     frame = _TRACE.frame(sheet, exact=False)
     n_layers = _layers_of_an_iteration(frame["id"].to_numpy())
     _refuse_wrong_ids(sheet, frame, n_layers)
     _refuse_changed_layers(sheet, frame)
     _refuse_partial_iteration(sheet, frame, n_layers)
-    # The lines of k iterations follow one another, so that times get the shape (k, L).
+    # The lines of k iterations follow one another, so a column of k * L times becomes an
+    # array of shape (k, L).
     return LayerTrace(
         name=tuple(frame["name"][:n_layers]),
         n_bytes=frame["size"].to_numpy()[:n_layers],
@@ -285,7 +292,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
 
 
 def _refuse_wrong_ids(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
-    """Raise UserError unless the ids count from 0 again and again."""
+    """Raise UserError unless the ids count from 0 to ``n_layers - 1`` again and again."""
     ids = frame["id"].to_numpy()
     is_wrong = ids != np.arange(len(ids)) % n_layers
     if is_wrong.any():
@@ -298,7 +305,8 @@ def _refuse_wrong_ids(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
 def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
     """Raise UserError unless a layer has one name and one size in all iterations.
 
-    The ids must have been checked: the layer of an id is the row of that number.
+    The ids must have been checked: the row of number k is that of layer k in the first
+    iteration.
     """
     ids = frame["id"].to_numpy()
     layers = frame[["name", "size"]]
@@ -306,6 +314,7 @@ def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
     in_first_iteration = layers.iloc[ids].reset_index(drop=True)
     is_changed = (layers != in_first_iteration).any(axis=1).to_numpy()
     if is_changed.any():
+        # argmax returns the first row that differs.
         row = int(np.argmax(is_changed))
         name, size = layers.loc[row]
         first_name, first_size = in_first_iteration.loc[row]
@@ -315,8 +324,12 @@ def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
 
 
 def _refuse_partial_iteration(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
-    """Raise UserError if the last iteration lacks layers."""
+    """Raise UserError if the last iteration lacks layers.
+
+    The ids must have been checked: the first iteration has all layers in their order.
+    """
     n_rows = len(frame)
+    # The layers 0 to surplus - 1 are there.
     surplus = n_rows % n_layers
     if surplus:
         next_layer = f"layer {surplus} ({frame['name'][surplus]})"
@@ -343,7 +356,8 @@ def _sheet(text: str, file: str) -> Sheet:
     the file spells them, and also if the file has no header.
     """
     names = _TRACE.names
-    # `read_sheet` takes CSV with a header, so the trace is turned into such CSV.
+    # `read_sheet` takes CSV with a header, so the trace, whose cells blanks or commas
+    # separate, is turned into such CSV.
     lines = [",".join(_cells(line)) for line in text.splitlines()]
     has_header = lines[0][:2].lower() == "id"
     n_added_lines = 0
@@ -354,7 +368,7 @@ def _sheet(text: str, file: str) -> Sheet:
     if len(sheet.header) != len(names):
         problem = f"{len(sheet.header)} columns, expected {len(names)}"
         raise UserError(f"{file}: line 1: {problem}: {', '.join(names)}")
-    # A header may spell a column out, as in "Comm." or "forward (us)".
+    # A header may add to the names, as in "Comm." or "Forward(us)".
     for cell, name in zip(sheet.header, names, strict=True):
         if not cell.lower().startswith(name):
             raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
@@ -363,7 +377,7 @@ def _sheet(text: str, file: str) -> Sheet:
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
-    """Yield the totals of a trace, and which layers have a strangely long forward.
+    """Yield remarks for the user: totals, and layers with a strangely long forward.
 
     Parameters
     ----------
@@ -373,8 +387,9 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     Yields
     ------
     Finding
-        Sums of the columns in the mean iteration. Then layers whose forward takes more
-        than `SUSPECT` times as long as usual, compared with their backward.
+        First the sums of the columns in the mean iteration. Then, if there are such layers,
+        those whose forward takes more than `SUSPECT` times as long as usual, compared with
+        their backward.
 
     Raises
     ------
@@ -389,7 +404,8 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     # parameters and of the input. The first layer needs no gradient of its input.
     usual_ratio = np.full(len(rows), USUAL_RATIO)
     usual_ratio[0] = FIRST_RATIO
-    # A layer without a time of backward has no ratio: it is infinite or NaN here.
+    # excess is the ratio of forward to backward over the usual ratio. It is infinite or NaN
+    # for a layer whose backward takes no time, and such a layer is not suspect.
     with np.errstate(all="ignore"):
         excess = forward_s[rows] / backward_s[rows] / usual_ratio
     is_suspect = np.isfinite(excess) & (excess > SUSPECT)
@@ -401,7 +417,7 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
 
 
 def _totals(trace: LayerTrace) -> Finding:
-    """Return the sums over all layers of the times and sizes in the mean iteration."""
+    """Return a remark for the user: the sums of times and sizes in the mean iteration."""
     forward_s = trace.forward_s.mean(axis=0)
     # Layers before the first one with a gradient may be the reading of data.
     first = trace.learnable[0]

@@ -44,12 +44,12 @@ def read_bytes_seconds(
     ranks : int, optional
         The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"}, optional
-        Which times of a log to take.
+        Which times of a log to take: the result over the input, or in another buffer.
     table : int, optional
         Which table of a log to take, counted from 1.
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
-        were measured. By default such a file is taken.
+        were measured. With the default, "", such a file is taken.
 
     Returns
     -------
@@ -58,9 +58,10 @@ def read_bytes_seconds(
     seconds : ndarray, shape (n,)
         The times.
     known : dict of str to object
-        What is known of the messages: "source", the chosen value of each of `KEYS` that
-        the file has or the caller gives, and perhaps "place": a note on why the times of
-        one place were taken, although the caller did not ask for them.
+        What is known of the messages. "source" is the program that measured them. Each of
+        `KEYS` that the file has or the caller gives is there with its value. "place" is
+        only there if the caller did not choose a place and times of one were taken. It
+        is then a note that says why.
 
     Raises
     ------
@@ -75,7 +76,8 @@ def read_bytes_seconds(
     source, frame, note = _messages(path, options)
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
-    # ``chosen`` has the one value that each column of `KEYS` in the file has in the rows.
+    # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the
+    # one value that is left.
     frame, chosen = choose(frame, KEYS, wanted, path)
     given_by_caller = {key: value for key, value in wanted.items() if value is not None}
     # What the file states replaces what the caller gives.
@@ -114,7 +116,7 @@ def read_collectives(
     ranks : int, optional
         The number of ranks to choose, or that the file does not state.
     place : {"in_place", "out_of_place"}, optional
-        Which times of a log to take.
+        Which times of a log to take: the result over the input, or in another buffer.
     table : int, optional
         Which table of a log to take, counted from 1.
     notes : list of str, optional
@@ -146,7 +148,10 @@ def read_collectives(
     if "ranks" not in frame and ranks is None:
         raise _ranks_unknown(path, if_ranks_unknown)
     # Columns that a file lacks get the values of the caller, or usual ones. 0 stands for an
-    # unknown rate of the link, and "" for an unknown algorithm.
+    # unknown rate of the link, and "" for an unknown algorithm. The others say that all
+    # times are of one session, that the machine was not disturbed ("stolen"), that a sample
+    # is the time of one message, with no other message under way, and that the clock was
+    # that of the processor ("wall").
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",
@@ -174,15 +179,16 @@ def _ranks_unknown(path: Path, advice: str) -> UserError:
 def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     """Return the times of a recorded table, or of a file of any format.
 
-    The source of a recorded table is "recorded". Raises UserError if no format fits.
+    The source of a recorded table is "recorded". Raises UserError if no format fits, or
+    if the file is damaged or is a pack.
     """
     file = str(path)
-    # A table that ddlkit recorded has a stamp, which says where its rows come from.
+    # A table that ddlkit recorded has a stamp, a file that says where its rows come from.
     if is_stamped(path):
         frame = load_table(path, "collectives")
         options.refuse_options_of_logs(file)
         return MessageTimes("recorded", frame)
-    # A pack has the rows of several recorded tables.
+    # A pack is a file with the rows of several recorded tables.
     refuse_pack(path)
     text = files.read_text(path)
     # This refuses a file of too many lines.
@@ -191,6 +197,7 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     if reader is not None:
         return reader.read(text, file, options)
     problem = "has no message times that ddlkit can read"
+    # The name of a test of OSU or Intel that prints no such times, or "".
     other_test = benchmark_logs.other_test(text)
     if other_test:
         problem = f"is of the test {other_test}, without average times of a collective"

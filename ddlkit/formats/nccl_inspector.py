@@ -64,11 +64,13 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     The file may be of one rank or of several. If communicators lie on different numbers
     of nodes, the column "link" tells them apart, as in "2 nodes". The option ``table``
-    is refused here, and ``place`` by `benchmark_times`.
+    is refused here, because the file has no tables. `benchmark_times` refuses ``place``,
+    because times in place and out of place are not distinguished.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
+    # The times, and for each of them the link, such as "2 nodes".
     rows = []
     links = []
     # Times by the clock of the processor include its delays. They are only counted here,
@@ -97,7 +99,12 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 
 def _operations(text: str, file: str) -> Iterator[_Operation]:
-    """Yield the collectives of a file, each with its own header or the last one above."""
+    """Yield the collectives of a file, each with its own header or the last one above it.
+
+    A header has the facts about the communicator. Raises UserError for a line that is no
+    JSON object.
+    """
+    # Without a header above it, a collective has no facts about its communicator.
     header: dict[str, Any] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         where = f"{file}: line {number}"
@@ -122,6 +129,8 @@ def _row(operation: _Operation) -> BenchmarkRow:
     """Return the size and the time of a collective, as `BenchmarkRow` counts them.
 
     The collective may be unknown or have one rank only. The caller leaves such rows out.
+    Raises UserError if the number of ranks, the size or the time is missing or not above
+    zero.
     """
     where, header, performance = operation
     ranks = whole(header.get("n_ranks"), where, "n_ranks")
@@ -141,7 +150,7 @@ def _row(operation: _Operation) -> BenchmarkRow:
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=1e9 * busbw_gb_per_s,
-        # The time may be rounded by half a microsecond, even where the rate is not. The
-        # rate that follows from the time is then off by the same share as the time.
+        # The time may be rounded to whole microseconds, even where the rate is not. It is
+        # then off by up to the share 0.5 / time_us, and so is the rate that follows from it.
         busbw_rounding_bytes_per_s=1e9 * busbw_gb_per_s / (2 * time_us),
     )

@@ -46,8 +46,9 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a run.
 
-    The option ``place`` chooses between times in place and out of place, as in
-    `benchmark_times`. The option ``table`` is refused.
+    The option ``place`` chooses between times in place (the result over the input) and out
+    of place, as in `benchmark_times`. The option ``table`` is refused, because a file is
+    of one run.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -73,10 +74,10 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 def _rows_of_size(
     result: Any, where: str, collective: str, ranks: int
 ) -> list[BenchmarkRow]:
-    """Return the times in one of the "results", at most one for each of `PLACES`.
+    """Return the times in one of the "results", at most one in place and one out of place.
 
     ``where`` is the file and the result, as errors name them, and ``ranks`` is 0 if the
-    number is unknown.
+    number is unknown. Raises UserError if the result is damaged.
     """
     if not isinstance(result, dict):
         raise UserError(f"{where}: {shown(result)} is not an object")
@@ -102,13 +103,16 @@ def _row(
 ) -> BenchmarkRow:
     """Return the time in an object "in_place" or "out_of_place" of a result.
 
-    ``where`` is the file and the object, as errors name them, and ``ranks`` is 0 if the
-    number is unknown. The caller adds the place and the variant to the row.
+    ``times`` is that object, with a time in microseconds and rates in GB/s. ``where`` is
+    the file and the object, as errors name them, and ``ranks`` is 0 if the number is
+    unknown. The caller adds the place and the variant to the row. Raises UserError if the
+    time is not above zero or not of the GPU, or if the results were wrong.
     """
     # The option -C of nccl-tests measures by the clock of the processor.
     if "cpu_time" in times:
         raise UserError(f"{where}, cpu_time: not GPU time: take no -C")
-    # The results are right if this is 0. Null means that they were not checked.
+    # The results are right if this is 0. Null, which is None here, means that they were not
+    # checked, and is accepted.
     n_wrong = times.get("nwrong")
     if n_wrong:
         raise UserError(
@@ -131,7 +135,8 @@ def _row(
 def _collective(document: dict[str, Any], file: str) -> str:
     """Return the collective that is in the name of the program, such as all_reduce_perf.
 
-    The name is in the configuration of the run, or is the first word of its command.
+    The name is in the configuration of the run, or is the first word of its command, the
+    first of "args". Raises UserError if it is in neither.
     """
     config = document.get("config")
     args = document.get("args")
@@ -148,10 +153,12 @@ def _collective(document: dict[str, Any], file: str) -> str:
 def _ranks(document: dict[str, Any]) -> int:
     """Return between how many ranks a message was sent, 0 if it is unknown.
 
-    If a process has several GPUs, nccl-tests lists only its first rank in "devices". The
-    first rank of the next process is then larger by the number of these GPUs.
+    The list "devices" has the ranks. If a process has several GPUs, nccl-tests lists only
+    the first rank of the process. The first rank of the next process is then larger by
+    the number of these GPUs.
     """
     config = document.get("config")
+    # The list may stand at the top of the document or in the configuration.
     devices = document.get("devices")
     if not devices and isinstance(config, dict):
         devices = config.get("devices")
@@ -160,6 +167,7 @@ def _ranks(document: dict[str, Any]) -> int:
     try:
         ranks_of_process = int(config["nthreads"]) * int(config["ngpus"])
         last_rank = max(int(device["rank"]) for device in devices)
+        # How many ranks are listed in each group. Without groups, all are in one.
         groups = Counter(int(device.get("group", 0)) for device in devices)
     except (AttributeError, KeyError, TypeError, ValueError):
         # An entry is missing, or is not of the type that nccl-tests writes.
@@ -167,7 +175,7 @@ def _ranks(document: dict[str, Any]) -> int:
     if ranks_of_process < 1:
         return 0
     # Ranks count from 0. The last rank that is listed may be the first of several ranks of
-    # its process, so the number is rounded up to whole processes.
+    # its process, so the number of ranks is rounded up to whole processes.
     n_ranks = (last_rank // ranks_of_process + 1) * ranks_of_process
     # NCCL_TESTS_SPLIT puts ranks into groups that send messages only among themselves.
     # The result is the size of a group, which is unknown if the groups differ in size.

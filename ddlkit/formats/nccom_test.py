@@ -59,7 +59,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
     The options ``collective`` and ``ranks`` are used if no command in the log states
-    them. The option ``table`` is refused here, and ``place`` by `benchmark_times`.
+    them. The option ``table`` is refused here, because the tables have no numbers.
+    `benchmark_times` refuses ``place``, because times in place and out of place are not
+    distinguished.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
@@ -71,6 +73,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # The columns of the table to which the next lines belong. Empty outside of a table.
     columns: list[str] = []
     rows = []
+    # `unlabelled` removes what launchers and loggers put before the lines.
     for number, line in enumerate(unlabelled(text), start=1):
         command = _COMMAND.search(line)
         if command:
@@ -78,6 +81,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             stated = _RANKS.search(command["words"])
             ranks = int(stated["ranks"]) if stated else 0
         words = line.split()
+        # A row of a table begins with its size.
         is_row = columns and words and words[0].isdigit()
         if _HEAD.match(line):
             # Some versions call the column of times "time:avg(us)", and others "time(us)".
@@ -119,7 +123,11 @@ def _collective_of_user(options: MessageOptions, file: str) -> str:
 
 
 def _collective_of(words: str) -> str:
-    """Return the collective that a command of nccom-test names, "" if none."""
+    """Return the collective that a command of nccom-test names, "" if none.
+
+    ``words`` are the arguments of the command. The first one that names a collective
+    counts, in a short spelling such as "allr" or in a full one.
+    """
     for word in words.split():
         letters = re.sub("[^a-z]", "", word.lower())
         name = _SHORT.get(letters) or BY_SPELLING.get(letters)
@@ -134,7 +142,8 @@ def _row(
     """Return a row of a table as a time of a collective.
 
     ``cells`` are the words of the row by the names of their columns. ``where`` is the
-    file and the line, as errors name them, and ``ranks`` is 0 if it is unknown.
+    file and the line, as errors name them, and ``ranks`` is 0 if it is unknown. Raises
+    UserError if a number is missing, or if algbw contradicts size over time.
     """
     size = whole(cells["size(b)"], where, "size(B)")
     seconds = positive(cells["time(us)"], where, "time(us)") / 1e6
@@ -143,11 +152,12 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
-    # The bandwidths may be in either of two units. They are taken to be in the one in which
-    # algbw is closer to size over time.
+    # Depending on the version, the unit of both bandwidths is 1e9 or 2**30 bytes/s. It is
+    # taken to be the one in which algbw is closer to size over time.
     distances = [abs(algbw - size / seconds / unit) for unit in _UNITS_BYTES_PER_S]
     distance = min(distances)
     unit = _UNITS_BYTES_PER_S[distances.index(distance)]
+    # A tolerance, and the rounding of the printed algbw.
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
     # The comparison is False also for a bandwidth that is not a number (NaN).
     if not distance <= allowed:
@@ -163,9 +173,11 @@ def _row(
         ranks=ranks,
         busbw_bytes_per_s=busbw * unit,
         # If algbw has few digits, both units may fit, and `unit` may be the wrong one. The
-        # rate is then wrong by the difference between the units.
+        # printed busbw is then wrong by the difference between the units, besides its
+        # rounding.
         busbw_rounding_bytes_per_s=(
             2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
         ),
+        # Types of elements tell several kinds of messages apart.
         variant={"type": cells.get("type", "")},
     )

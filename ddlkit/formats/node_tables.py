@@ -57,14 +57,15 @@ def read_node_tables(
         columns ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl``
         and ``settings``.
     collective : str, optional
-        The collective of files that do not name theirs. By default, a table that names none
-        is one of all-reduces, and a log from which it does not follow is refused.
+        The collective of files that do not name theirs. By default, a table that names no
+        collective is one of all-reduces, and a log from whose columns and rates the
+        collective does not follow is refused.
 
     Returns
     -------
     DataFrame
-        One row for each time, with the columns of `COLUMNS`. ``nccl`` and ``settings`` are "" where
-        they are not known.
+        One row for each time, with the columns of `COLUMNS`. ``nccl``, the version of NCCL,
+        and ``settings`` are "" where they are not known. ``file`` is the path.
 
     Raises
     ------
@@ -82,7 +83,7 @@ def read_node_tables(
             table = _of_log(text, file, collective)
         else:
             table = _of_csv(text, file)
-        # Only a user's own table may leave out its collective.
+        # A log that was read has a collective. Only a user's own table may lack one.
         if "collective" not in table:
             table = table.assign(collective=collective or "all_reduce")
         tables.append(table.assign(file=file)[[*COLUMNS]])
@@ -90,12 +91,17 @@ def read_node_tables(
 
 
 def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
-    """Return the times of a log, with its nodes and its version of NCCL."""
+    """Return the times of a log, with its number of nodes and its version of NCCL.
+
+    ``collective`` is used if the log does not name one. Raises UserError if the log is
+    wrong, or does not list the host of each rank.
+    """
     rows, table = benchmark_logs.read_log(
         benchmark_logs.read_tables(text, file), file, collective=collective or ""
     )
-    # Without a choice of place all rows stay, unless the times in place clearly differ from
-    # the others. Then only the rows in place stay, because a training works in place.
+    # nccl-tests times collectives in place (the result over the input) and out of place. All
+    # rows stay, unless the times of the two clearly differ. Then only the rows in place
+    # stay, because a training works in place.
     rows, _ = rows_of_place(rows, place=None, file=file)
     # Without a list of hosts, the number of nodes is 0.
     if not table.nodes:
@@ -109,7 +115,8 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
 def _of_csv(text: str, file: str) -> DataFrame:
     """Return the times of a user's own table that has a column of nodes.
 
-    The table may have columns of NCCL versions and of settings, too.
+    The table may have columns of NCCL versions and of settings, too, which are "" in the
+    result if it has none. Raises UserError if the table has no number of ranks or is wrong.
     """
     import pandas as pd
 
@@ -119,6 +126,7 @@ def _of_csv(text: str, file: str) -> DataFrame:
             "ranks and nodes: give one of these"
         )
     sheet = read_sheet(text, file)
+    # The columns of nodes, NCCL versions and settings apart from all others, which stay CSV.
     extra = _extra_columns(sheet)
     header, *rows = _without_extra(sheet)
     tables = []
@@ -126,7 +134,7 @@ def _of_csv(text: str, file: str) -> DataFrame:
     # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
         # Each row stays in its line of the file, so that errors name the right line. The lines
-        # of other rows are empty.
+        # of other rows are empty. Lines count from 1, and the header is the first one.
         lines = [""] * max(sheet.lines)
         lines[0] = header
         for row in extra_of_part.index:
@@ -151,7 +159,11 @@ def _in_letters(name: str) -> str:
 
 
 def _extra_columns(sheet: Sheet) -> DataFrame:
-    """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row."""
+    """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row.
+
+    The column of nodes may have another name in the file. Raises UserError if there is
+    none.
+    """
     header = []
     for name in sheet.header:
         header.append("nodes" if _in_letters(name) in _NODES_NAMES else name)
@@ -160,7 +172,10 @@ def _extra_columns(sheet: Sheet) -> DataFrame:
 
 
 def _without_extra(sheet: Sheet) -> list[str]:
-    """Return a table without nodes, version and settings: its header, then each row."""
+    """Return a table without nodes, versions of NCCL and settings, as lines of CSV.
+
+    The first line is the header, and each row is a line below it.
+    """
     positions = [
         position for position, name in enumerate(sheet.header) if not _is_extra(name)
     ]

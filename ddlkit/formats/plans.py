@@ -37,11 +37,13 @@ def read_plan(path: Path | str) -> FusionPlan:
     groups: Any = document.get("groups") if isinstance(document, dict) else None
     if not _is_list_of_groups(groups):
         raise UserError(f"{path}: not a plan: it has no groups: {advice}")
+    # A plan that does not name its planner is called like its file.
     planner = str(document.get("planner", path.stem))
-    # A plan counts tensors in ready order, from the last one, and has the exclusive end of
-    # each group.
+    # A FusionPlan counts tensors in ready order, from the last one, and has the exclusive
+    # end of each group. Only the sizes of the groups in the file are needed for it.
     ends = tuple(accumulate(len(group) for group in groups))
     plan = FusionPlan(planner, ends)
+    # The groups that the file must have: the tensors of each, numbered in forward order.
     for number, expected in enumerate(plan.forward_groups()):
         group = groups[number]
         # Within a group, tensors may be listed in either direction.

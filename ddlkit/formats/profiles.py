@@ -92,6 +92,7 @@ def import_file(
     if kind not in by_name:
         known = "; ".join(f"{name}, {own.takes}" for name, own in by_name.items())
         raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
+    # Findings are remarks for the user.
     profile, findings = by_name[kind].read(text, file, options)
     name_of_file, _, _ = path.name.partition(".")
     profile = replace(
@@ -100,6 +101,7 @@ def import_file(
         batch=options.batch or 1,
         device=options.device or profile.device,
     )
+    # The user may send each element of a gradient in another number of bytes.
     if options.gradient_bytes is not None:
         profile = profile.sent_as(options.gradient_bytes)
     if options.batch is None:
@@ -127,7 +129,7 @@ def guess_kind(text: str, file: str) -> str:
     Raises
     ------
     UserError
-        If none does, or if the file is a layer profile already.
+        If no reader takes the content, or if the file is a layer profile already.
 
     Examples
     --------
@@ -154,9 +156,9 @@ def guess_kind(text: str, file: str) -> str:
 def _refuse_missing_columns(first_line: str, file: str) -> None:
     """Raise UserError if a CSV lacks few of the columns that one of the formats needs.
 
-    ``first_line`` is that of a file that matches no format. If it has more than half of
-    the columns of a format, it is most likely of that format, and the error names what
-    it lacks.
+    ``first_line`` is the header of a file that matches no format. If it has more than
+    half of the columns of a format, the file is most likely of that format, and the
+    error names the columns that are missing.
     """
     names = [name.strip() for name in first_line.split(",")]
     # The schema of each format, and the columns that a file of this format must have.
@@ -174,7 +176,9 @@ def _refuse_missing_columns(first_line: str, file: str) -> None:
 
 
 def save_profile(profile: LayerProfile, path: Path | str, *sources: Path | str) -> None:
-    """Write a layer profile as a user's own CSV, without a stamp.
+    """Write a layer profile as a user's own CSV.
+
+    Unlike a recorded table, it has no stamp, which would say where its rows come from.
 
     Parameters
     ----------

@@ -56,33 +56,35 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a run.
 
-    The option ``place`` chooses between times in place and out of place, as in
-    `benchmark_times`. The option ``table`` is refused.
+    The option ``place`` chooses between times in place (the result over the input) and out
+    of place, as in `benchmark_times`. The option ``table`` is refused, because a file is
+    one table.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     options.refuse_table(file)
     sheet = read_sheet(text, file)
-    # The file may have other columns, too.
+    # The file may have other columns, which are ignored.
     frame = _TABLE.frame(sheet, exact=False)
-    # N/A means that the results were not checked.
+    # N/A means that the results were not checked, and is accepted.
     is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
     if is_wrong.any():
+        # argmax returns the first row with wrong results.
         row = int(np.argmax(is_wrong))
         size = format_bytes(frame["size"][row])
         count = frame["#wrong"][row]
         problem = f"the benchmark found {count} wrong values in a message of {size}"
         sheet.fail(row, "#wrong", f"{problem}, {UNTRUSTED_TIMES}")
     # A message that is too small to be divided among the ranks has size 0. It is left out
-    # below, and its time may be 0.
+    # below, so its time is not checked here and may be 0.
     is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
     if is_timed_as_zero.any():
         row = int(np.argmax(is_timed_as_zero))
         time = f"{frame['time'][row]:g}"
         sheet.fail(row, "time", f"is {time}; it must be above zero")
-    # A message has as many ranks as GPUs. A file has either their number, or the number of
-    # ranks and of the GPUs of each. Columns that it lacks are filled so that their product is
-    # 0, and the larger of the two numbers is the right one.
+    # Each GPU is a rank of the collective. A file has either the number of GPUs ("gpus"), or
+    # the number of processes ("ranks") and of the GPUs of each ("gpusperrank"). The number
+    # for which columns are missing is 0 by their defaults, so the larger one is right.
     n_ranks = np.maximum(frame["gpus"], frame["ranks"] * frame["gpusperrank"])
     is_in_place = frame["inplace"] > 0
     rows = []

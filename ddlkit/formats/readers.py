@@ -162,7 +162,7 @@ LAYER_PROFILES: tuple[Reader[ImportOptions, ReadProfile], ...] = (
 def first_match(
     readers: Sequence[Reader[Options, Result]], text: str
 ) -> Reader[Options, Result] | None:
-    r"""Return the first reader of a register that takes a text.
+    r"""Return the first reader of a register whose format a text has.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def first_match(
     Returns
     -------
     Reader or None
-        None if no reader takes the text.
+        None if the text has none of the formats.
 
     Examples
     --------
@@ -188,19 +188,19 @@ def first_match(
 
 
 def formats_tried(readers: Sequence[Reader[Options, Result]], text: str) -> str:
-    r"""Return how a file that no reader takes begins, and which formats were tried.
+    r"""Return how a file of no known format begins, and which formats were tried.
 
     Parameters
     ----------
     readers : sequence of Reader
-        The register.
+        The register, whose formats were tried.
     text : str
         The content of the file.
 
     Returns
     -------
     str
-        The end of an error.
+        The end of the error for such a file.
 
     Examples
     --------

@@ -136,10 +136,11 @@ def matches(text: str) -> bool:
     header = _header(text)
     if "bytes" in header or "seconds" in header:
         return True
+    # Without one of these two names, a column of times is needed.
     if not _times(header):
         return False
     first_line, _, _ = text.strip().partition("\n")
-    # Neither a line of JSON nor "step 7, 120 ms" has names of columns.
+    # Names of columns have no digits and braces, as a line of JSON or "step 7, 120 ms" has.
     has_names = not re.search(r"[\d{}]", first_line)
     # Sentences have blanks, too, so that blanks do not show that there are columns.
     has_columns = len(header) > 1 and _separator(first_line) != " "
@@ -166,14 +167,16 @@ def _refuse_json(text: str, file: str) -> None:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of a file, with the columns of `KEYS` that it has.
 
-    The options ``place`` and ``table`` are refused, because only a log has them. The
-    file is refused if a unit is not known, if its times seem not to be in seconds, or
-    if a column that is not known divides them into several kinds.
+    The options ``place`` and ``table`` are refused, because only a log has several places
+    and tables. The file is refused if a unit is not known, if its times seem to be in
+    another unit than it says, or if a column that is not known divides them into several
+    kinds.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     _refuse_json(text, file)
     sheet = read_sheet(_comma_separated(text), file)
+    # Columns of ranks and collectives with other names get the names of `KEYS`.
     sheet = _with_known_collectives(_with_known_ranks(sheet))
     size = _only_column(
         sheet, _sizes(sheet.header), expected="bytes", example="size_mib"
@@ -186,7 +189,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         for column in SCHEMAS["collectives"].columns
         if column.name in KEYS and column.name in sheet.header
     ]
-    # A unit of 1 is bytes. Sizes in larger units need not be whole numbers.
+    # A unit of 1 is bytes, and bytes are whole numbers. Sizes in larger units need not be.
     size_kind = "int" if size.unit == 1 else "float"
     columns = (
         Column(size.name, size_kind, "positive"),
@@ -232,7 +235,8 @@ def _separator(first_line: str) -> str:
 def _header(text: str) -> tuple[str, ...]:
     """Return the names in the first line of a file."""
     first_line, _, _ = text.strip().partition("\n")
-    # Of blanks, several may stand between two cells, which makes cells empty.
+    # Several blanks may stand between two cells. The split then makes empty cells between
+    # them, which are left out.
     cells = first_line.split(_separator(first_line))
     return tuple(cell.strip().strip('"') for cell in cells if cell.strip())
 
@@ -279,8 +283,9 @@ def _matched(patterns: tuple[re.Pattern[str], ...], name: str) -> re.Match[str] 
 def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
     """Return the columns that may have the sizes: only "bytes", if there is one.
 
-    The units KB, MB and GB count as unknown, because each may be 1000 or 1024 of the next
-    smaller unit.
+    The result says which unit the name of each column states. KB, MB and GB are noted as
+    ambiguous, because each may be 1000 or 1024 of the next smaller unit. Their value in
+    bytes is `_UNKNOWN_UNIT`.
     """
     if "bytes" in header:
         return [_Quantity("bytes", 1)]
@@ -291,7 +296,8 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
             continue
         # "bytes", "byte" and "b" are one unit.
         unit = re.sub("bytes?", "b", match["unit"] or "")
-        # A name such as "n_bytes" has no unit behind it, but says that sizes are in bytes.
+        # The name as a whole, match[0], may say that sizes are in bytes without a unit at
+        # its end, as "n_bytes" does.
         if not unit and "bytes" in match[0]:
             unit = "b"
         ambiguous_unit = unit if unit in _STEPS_OF_AMBIGUOUS else ""
@@ -312,13 +318,16 @@ def _times(header: tuple[str, ...]) -> list[_Quantity]:
 def _times_named(
     patterns: tuple[re.Pattern[str], ...], header: tuple[str, ...]
 ) -> list[_Quantity]:
-    """Return the columns of times whose names fit one of the patterns."""
+    """Return the columns of times whose names fit one of the patterns, with their units.
+
+    A name that states no unit has `_UNKNOWN_UNIT`.
+    """
     times = []
     for name in header:
         match = _matched(patterns, name)
         if match is None:
             continue
-        # The first letter tells the units apart, once "micro" is written as "u".
+        # The first letter tells the units apart (s, m or u) once "micro" is written as "u".
         unit = (match["unit"] or "").replace("micro", "u")
         first_letter = unit[:1]
         times.append(_Quantity(name, _SECONDS.get(first_letter, _UNKNOWN_UNIT)))
@@ -330,7 +339,9 @@ def _only_column(
 ) -> _Quantity:
     """Return the one column of sizes or times whose unit is known, or raise UserError.
 
-    Errors advise the name ``expected``, or a name with its unit such as ``example``.
+    ``candidates`` are the columns of the sheet whose names fit, and one of them must be
+    there. Errors advise the name ``expected``, or a name with its unit such as
+    ``example``.
     """
     advice = f"name it {expected}, or with its unit as in {example}"
     if not candidates:
@@ -359,13 +370,15 @@ def _only_column(
 
 
 def _with_known_collectives(sheet: Sheet) -> Sheet:
-    """Return a sheet whose collectives are in a column "collective", as in `KNOWN`.
+    """Return a sheet whose collectives are in a column "collective", named as in `KNOWN`.
 
-    Without a column of that name, the only column whose cells all name collectives, such
-    as "op" or "operation", is renamed. If there is none or several, the sheet stays as it
-    is. Collectives may be spelled as programs spell them: "AllReduce", "all_reduce_perf"
-    or "MPI_Allreduce".
+    Without a column of that name, the only column whose cells all name collectives is
+    renamed. It may be called "op" or "operation", for example. If there is none or
+    several, the sheet stays as it is. Collectives may be spelled as programs spell them:
+    "AllReduce", "all_reduce_perf" or "MPI_Allreduce". A cell that names no known
+    collective stays as it is.
     """
+    # The names of the columns that may have the collectives.
     of_collectives = [name for name in sheet.header if name == "collective"]
     if not of_collectives:
         for position, name in enumerate(sheet.header):
@@ -413,11 +426,12 @@ def _in_bytes_and_seconds(
     ``size`` and ``time`` are the columns of the file, which have units of their own.
     Raises UserError for a value that is implausibly small or large in bytes or seconds.
     """
-    # Sizes in a larger unit may have decimals.
+    # Sizes in a larger unit may have decimals, and bytes are whole numbers.
     n_bytes = (frame[size.name] * size.unit).round()
     seconds = frame[time.name] * time.unit
     is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
     if is_wrong_size.any():
+        # argmax, here and below, returns the first such row.
         problem = f"the size must be from 1 byte to {MOST_WHOLE:g} bytes: correct it"
         sheet.fail(int(np.argmax(is_wrong_size)), size.name, problem)
     is_too_short = (seconds < LEAST).to_numpy()
@@ -434,7 +448,10 @@ def _in_bytes_and_seconds(
 
 
 def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
-    """Raise UserError for a large message that is slower than any link."""
+    """Raise UserError for a large message that is slower than any link.
+
+    Its time, in the column ``time_name`` of the file, is most likely in another unit.
+    """
     bytes_per_s = (frame["bytes"] / frame["seconds"]).to_numpy()
     is_large = frame["bytes"].to_numpy() >= _LARGE_BYTES
     is_too_slow = is_large & (bytes_per_s < _SLOWEST_BYTES_PER_S)
@@ -442,8 +459,8 @@ def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
         row = int(np.argmax(is_too_slow))
         n_bytes = frame["bytes"][row]
         seconds = frame["seconds"][row]
-        # Smaller messages are not judged, however slow they are, so that the row is said
-        # to be the first large one.
+        # Smaller messages may be slow because of their latency, and are not checked. The
+        # error therefore says that the row is the first large one.
         problem = (
             f"{n_bytes} bytes in {seconds:.3g} s are slower than any link (this is the "
             f"first such row of at least {format_bytes(_LARGE_BYTES)}): the column is "
@@ -462,14 +479,15 @@ def _refuse_dividing(
 ) -> None:
     """Raise UserError if an unknown column divides the times into several kinds.
 
-    A column divides the times if it has several values at most sizes, and if most of
-    its values occur at several sizes. A column of measured numbers, such as a standard
-    deviation, has other values at each size, and divides nothing. ``cells`` are the
-    values of the column ``name``.
+    A column divides the times if it has several values at half of the sizes or more, and
+    if half of its values or more occur at several sizes. A column of measured numbers,
+    such as a standard deviation, has other values at each size, and divides nothing.
+    ``cells`` are the values of the column ``name``.
     """
     # A column that counts repeats of a measurement does not divide the times.
     if _in_letters(name) in REPEATS_NAMES:
         return
+    # Known columns may divide the times. Only rows that agree in all of these are compared.
     known_keys = [column for column in KEYS if column in frame]
     table = frame[["bytes", *known_keys]].assign(value=cells)
     # How many values the column has at each size, and at how many sizes each value occurs.
@@ -477,7 +495,8 @@ def _refuse_dividing(
     sizes_of_value = table.groupby("value")["bytes"].nunique()
     divides_sizes = (values_of_size > 1).mean() >= _DIVIDED_SHARE
     values_recur = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE
-    # If the file has a single size, no value can occur at several.
+    # If the file has a single size, no value can occur at several sizes, so this condition
+    # is dropped.
     has_one_size = table["bytes"].nunique() == 1
     if divides_sizes and (values_recur or has_one_size):
         values = " and ".join(shown(value) for value in [*sizes_of_value.index][:5])

@@ -47,7 +47,8 @@ def read_steps(path: Path | str) -> DataFrame:
         A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` (the
         name of one run of the training) and ``step_s`` (seconds). It may have the columns
         ``step`` (the number of a single step), ``samples`` (of one GPU in a step, or of all
-        GPUs), ``nccl`` (the version) and ``settings`` (any text). Other columns are ignored.
+        GPUs), ``nccl`` (the version of NCCL) and ``settings`` (any text). Other columns are
+        ignored.
 
     Returns
     -------
@@ -63,7 +64,7 @@ def read_steps(path: Path | str) -> DataFrame:
     file = str(path)
     text = files.read_text(path)
     frame = _SCHEMA.read(text, file, exact=False)
-    # The schema has filled the columns that the file lacks with defaults.
+    # The schema has filled the columns that the file lacks with defaults, which are dropped.
     first_line, _, _ = text.lstrip().partition("\n")
     header = {name.strip().strip('"') for name in first_line.split(",")}
     absent = [name for name in OPTIONAL if name not in header]

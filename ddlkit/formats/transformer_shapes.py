@@ -66,15 +66,16 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     """Return one of the shapes in a file as a profile.
 
-    The option ``network`` chooses one of several shapes, and ``sequence`` is the tokens
-    of a sample. FLOP become times by the options ``peak`` and ``utilisation``, or by
-    ``compute_s``. The result also has a finding, a remark for the user: the FLOP of one
-    sample.
+    The option ``network`` chooses one of several shapes, and ``sequence`` is the number of
+    tokens in a sample. FLOP become times either by the rate of the device (the options
+    ``peak`` and ``utilisation``) or by the time of a batch (``compute_s``). The result
+    also has a finding, which is a remark for the user: the FLOP of one sample.
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     shapes = read_shapes(read_sheet(text, file))
     name = options.network or ""
+    # A single shape needs no choice.
     if not name and len(shapes) == 1:
         name = next(iter(shapes))
     if name not in shapes:
@@ -85,6 +86,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         raise UserError(
             f"{file}: the FLOP count depends on the number of tokens in a sample: give --sequence"
         )
+    # The error for a wrong number of tokens lacks the file and the name.
     try:
         tensors = list(shapes[name].tensors(options.sequence))
     except UserError as error:
@@ -207,15 +209,17 @@ class Decoder:
         Notes
         -----
         Gradients become ready from the last tensor to the first. The FLOP of an operation
-        count at one tensor: the one with the first gradient that must wait for the
-        backward of the operation. The FLOP of a matrix count at its bias, if there is one.
-        Those of attention count at the last matrix before attention, and those of a tied
-        head at the norm before the head.
+        count at one tensor. Of the gradients that must wait for the backward of the
+        operation, the one of this tensor becomes ready first. The FLOP of a matrix count
+        at its bias, if there is one. Those of attention count at the last matrix before
+        attention, and those of a tied head at the norm before the head.
         """
+        # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
             raise UserError(f"--sequence {tokens}: must be from 1 to {most} tokens")
         width = self.d_model
+        # A matrix of P elements costs 2 P FLOP for each token.
         head_flops = 2.0 * width * self.vocabulary * tokens
         # To look up a row of an embedding takes no FLOP.
         yield Tensor("tokens.weight", "tokens", self.vocabulary * width, flops=0.0)
@@ -224,6 +228,8 @@ class Decoder:
             yield Tensor("positions.weight", "positions", n_elements, flops=0.0)
         for number in range(self.layers):
             yield from self._block(f"{number}.", tokens)
+        # A tied head uses the matrix of the embedding and has no tensor of its own, so that
+        # its FLOP count at the norm before it.
         yield from self._norm("norm", head_flops if self.tied else 0.0)
         if not self.tied:
             yield Tensor("head.weight", "head", width * self.vocabulary, head_flops)
@@ -231,14 +237,16 @@ class Decoder:
     def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
         """Yield the tensors of a block: of attention, then of feed-forward.
 
-        Names of layers begin with ``prefix``, and ``tokens`` are those of a sample.
+        Names of layers begin with ``prefix``, and ``tokens`` is their number in a sample.
         """
         width = self.d_model
-        # Two products of matrices, of 2 T d_model FLOP for each of T tokens. Attention has no
-        # tensor of its own, so its FLOP are counted with the last matrix before it. Backward
-        # goes in reverse order, so that the gradient of this matrix waits for attention first.
+        # Attention has two products of matrices, of 2 T d_model FLOP each for each of T
+        # tokens. It has no tensor of its own, so its FLOP count at the last matrix before it.
+        # Backward goes in reverse order, so the gradient of this matrix is the first one that
+        # must wait for the backward of attention.
         attention_flops = 4.0 * tokens * tokens * width
         yield from self._norm(f"{prefix}attention_norm")
+        # Either one matrix makes query, key and value together, or each has its own.
         if self.attention_matrices == 2:
             layer = f"{prefix}query_key_value"
             yield from self._matrix(
@@ -268,11 +276,12 @@ class Decoder:
     ) -> Iterator[Tensor]:
         """Yield the weight of a matrix and its bias, if it has one.
 
-        The FLOP of the matrix for all ``tokens`` of a sample, and the ``attention_flops``
-        of an attention that follows the matrix, count at the last of the yielded tensors,
-        whose gradient is ready first.
+        Two kinds of FLOP count at the last of the yielded tensors, whose gradient is ready
+        first: those of the matrix for all ``tokens`` of a sample, and the
+        ``attention_flops`` of an attention that follows the matrix.
         """
         elements = inputs * outputs
+        # Each element costs a multiplication and an addition for each token.
         flops = 2.0 * inputs * outputs * tokens + attention_flops
         if self.biased:
             yield Tensor(f"{layer}.weight", layer, elements, flops=0.0)
@@ -283,8 +292,8 @@ class Decoder:
     def _norm(self, layer: str, flops: float = 0.0) -> Iterator[Tensor]:
         """Yield the scale of a norm and its shift, if it has one.
 
-        ``flops`` are those of a tied head that follows the norm. They count at the last
-        tensor of the norm. The norm itself counts as no work.
+        ``flops`` are those of a tied head that follows the norm, 0 if none does. They
+        count at the last tensor of the norm. The norm itself counts as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, flops=0.0)
