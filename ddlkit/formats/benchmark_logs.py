@@ -250,6 +250,7 @@ class Table:
         groups = {group for _, group in self.listed_ranks}
         if not self.hosts or len(groups) > 1:
             return 0
+        # The total is the number of listed ranks.
         is_whole_list = self.hosts.total() == self.ranks
         if is_whole_list:
             return len(self.hosts)
@@ -355,6 +356,7 @@ class Table:
             place_words = words[n_words_before + start :]
             # Not strict, because the words of the second place follow those of the first.
             places.append(dict(zip(names, place_words, strict=False)))
+        # Not strict, because the words of the times follow.
         return dict(zip(before, words, strict=False)), places
 
     def _words_before_times(
@@ -458,6 +460,7 @@ def read_tables(text: str, file: str) -> list[Table]:
     # This refuses a file of too many lines.
     check_cells(text, "\n", file)
     collector = _TableCollector(file)
+    # `unlabelled` removes what launchers and loggers put before the lines.
     for number, line in enumerate(unlabelled(text), start=1):
         collector.add_line(number, line)
     tables = collector.tables
@@ -675,6 +678,7 @@ def read_log(
         problem = f"{chosen.runs_at_once} processes print into one table"
         raise _without_mpi(problem, file)
     _refuse_cut(chosen, file)
+    # The sheet has the table as text, for errors, and the frame has it as numbers.
     sheet, frame = _sizes_times_and_rates(chosen, file)
     # The user's number of ranks is used only if the log does not state it.
     ranks = chosen.ranks or ranks
@@ -915,15 +919,15 @@ def _printed_rows(
     not timed is left out of the result.
     """
     rows = []
-    # Not strict, because a table may have times of one place only.
+    # Not strict, because a table may have times of one place only, which is then the first.
     for place, cells in zip(PLACES, places, strict=False):
         time = cells.get(table.layout.time, "")
         # The program prints N/A as the time of a place that it does not time.
         if time == "N/A":
             continue
-        # N/A means that the values were not checked. Until 2022, logs had no column
-        # "wrong", but a column "error" with the largest deviation, which is not read
-        # here. In both cases the values count as right.
+        # The number of wrong values. N/A means that the values were not checked. Until
+        # 2022, logs had no column "wrong", but a column "error" with the largest deviation,
+        # which is not read here. In both cases the number counts as 0.
         n_wrong = cells.get("wrong", "0").replace("N/A", "0")
         cells_by_name = {
             **cells,
@@ -944,7 +948,7 @@ def _check_last_time(sheet: Sheet) -> None:
     """
     time = sheet.header.index("time")
     # The numbers of decimals of the last two times, or of the only one. A program prints
-    # all times with equally many.
+    # all its times with one number of decimals.
     decimals = [len(row[time].partition(".")[2]) for row in sheet.rows[-2:]]
     if decimals[-1] < decimals[0]:
         problem = "fewer digits than in the row before: is the log cut?"
@@ -992,7 +996,7 @@ def _possible_collectives(
         return possible
     named = {}
     for name in sorted(table.collectives):
-        # The rates of a collective that is not known cannot be judged. Its sizes and
+        # The rates of a collective that is not known cannot be checked. Its sizes and
         # rates are taken as they are printed.
         if name in possible or name not in KNOWN:
             named[name] = possible.get(name, Convention())
@@ -1011,8 +1015,8 @@ def _possible_by_rates(
     The result has the way in which the table prints each of these collectives.
     """
     rates = _measured_rates(frame)
-    # All rows are of one collective: all have an operation or none has, and so with the root.
-    # The last row therefore stands for all.
+    # All rows are of one collective, so either all or none have an operation, and either all
+    # or none have a root. The last row stands for all.
     _, last_words = table.rows[-1]
     before_times, places = table.cells(last_words, where="")
     # nccl-tests prints "none" and "-1" for a collective without reduction or root. Its
@@ -1032,6 +1036,8 @@ def _possible_by_rates(
         for convention in _conventions(collective, likely_ranks):
             if rates.fit(convention):
                 possible[name] = convention
+    # N/A in the column "wrong" means that the results were not checked. Tables without this
+    # column count as checked.
     is_checked = [cells.get("wrong") != "N/A" for cells in places]
     return _possible_by_checks(possible, is_checked)
 
@@ -1196,6 +1202,7 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
         row = int(np.argmax(distance > allowed))
         problem = "contradicts size over time: mixed units? "
         problem += "the time must be in microseconds"
+        # A line of the log has an algbw for each place, in place and out of place.
         sheet.fail(row, f"{frame['place'][row]}_algbw", problem)
 
 

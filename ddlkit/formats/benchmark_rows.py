@@ -400,7 +400,7 @@ def rows_of_place(
 
 
 def _difference_of_places(frame: DataFrame) -> str:
-    """Return how far times in place and out of place differ, if it is more than scatter.
+    """Return how far times in place and out of place differ, if by more than they scatter.
 
     The result is a note for the user with the two times at the size where they differ
     most. It is "" if the places do not differ, or if no size has times of both.
@@ -416,6 +416,8 @@ def _difference_of_places(frame: DataFrame) -> str:
         return ""
     # How far the places differ at each size, about as a share of the time.
     log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
+    # `_scatter` returns how far times lie from a smooth curve over the sizes, by the same
+    # measure.
     if log_ratios.mean() <= _scatter(medians_s):
         return ""
     size = log_ratios.idxmax()

@@ -170,7 +170,7 @@ def inductor(cost: MessageCost, torch: str) -> str:
     """
     collective = find_collective(cost.collective)
     # In a graph, node.args[0] is a rank's input and node is its output. The template
-    # needs the one that has the size of the whole message.
+    # needs one that has the size of the whole message. In an all-reduce, both have it.
     whole_message = "node.args[0]" if collective.sized == "input" else "node"
     # Six digits are enough, because a fitted cost is less precise.
     times_ms = tuple(float(f"{1e3 * seconds:.6g}") for seconds in cost(SIZES))
@@ -210,8 +210,8 @@ def profile(cost: MessageCost, torch: str) -> str:
     """
     ranks = _ranks(cost)
     collective = find_collective(cost.collective)
-    # The input of a rank is the message or one of `ranks` equal parts of it, and so is the
-    # output. Such a number of parts is 1 or `ranks`.
+    # A rank's input is the whole message (1 part) or one of `ranks` equal parts of it. The
+    # same holds for its output.
     input_parts = collective.input_parts(ranks)
     output_parts = collective.output_parts(ranks)
     events = []

@@ -100,7 +100,7 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
     UserError
         If the table is wrong.
     """
-    # A user's own file need not be exact: it may have other columns, which are ignored.
+    # `exact=False` marks a user's own file, which may have other columns. They are ignored.
     return [
         Tensor(
             name=row.tensor,

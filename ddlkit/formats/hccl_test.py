@@ -109,6 +109,7 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     bytes_by_rate = algbw_bytes_per_s * seconds
     # The bandwidth always counts the whole message. The printed size is that of the whole
     # message, which is 1 part, or that of one rank's part, of which there are `ranks`.
+    # A ratio that rounds to 0 counts as 1, and the check of the error refuses it.
     parts = max(1, round(bytes_by_rate / size))
     n_bytes = parts * size
     relative_error = abs(bytes_by_rate / n_bytes - 1)

@@ -68,7 +68,7 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     path = Path(path)
     file = str(path)
     lines = files.read_text(path).splitlines(keepends=True)
-    # nsys prints lines about its progress before the table.
+    # nsys prints lines about its progress before the table, which begins with its head.
     heads = [row for row, line in enumerate(lines) if _is_head(line)]
     if not heads:
         raise UserError(f"{file}: has no sums of kernels: {_ADVICE}")

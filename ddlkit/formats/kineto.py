@@ -437,7 +437,7 @@ def _spans(document: Any, source: str) -> list[Event]:
     name, start or duration.
     """
     entries = _entries_of_spans(document, source)
-    # The earliest instant. A trace without spans has none, and needs none.
+    # The earliest instant. Without spans, the default is not used.
     first_us = min((entry["ts"] for entry in entries), default=0.0)
     # Each span replaces its entry in the same list, which frees the memory of the entry.
     events: list[Any] = entries
@@ -1011,7 +1011,8 @@ def _backward_end_s(
     Backward also waits for the messages that the processor sends. When this wait is over
     and the update has begun, the threads that send may still tidy up within the spans of
     the messages. Backward therefore ends with the start of the update at the latest.
-    ``update_start_s`` is infinite if the step has no update.
+    ``events`` has the spans of the step, and ``update_start_s`` is infinite if the step
+    has no update.
     """
     ends_s = [function.end_s for function in functions]
     for event in events:
@@ -1026,7 +1027,8 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
 
     Autograd gives an operator the same sequence number as the one of backward's
     ``functions`` that computes its gradient. The result is infinite if there is no such
-    operator before backward.
+    operator before backward, which starts with the first of these functions. ``events``
+    has the spans of the step.
     """
     sequence_numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
     # Functions without a number have added None.
@@ -1201,6 +1203,7 @@ def _check_iterations(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
+        # Events are in the order of their launches, but not of their ends.
         first_launched = iteration.events[0]
         last_end_s = max(event.end_s for event in iteration.events)
         whole_s = last_end_s - first_launched.start_s
@@ -1540,7 +1543,11 @@ def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any
 def _span(
     task: str, *, kind: str, stream: str, start_s: float, end_s: float
 ) -> dict[str, Any]:
-    """Return a row of a timeline with the columns that every span has."""
+    """Return a row of a timeline with the columns that every span has.
+
+    ``task`` is its name, ``kind`` the phase or the collective, and ``stream`` what it
+    occupies: compute, communication or input.
+    """
     return {
         "task": task,
         "kind": kind,

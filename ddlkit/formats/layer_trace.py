@@ -274,7 +274,7 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
-    # The file is a user's own and not exact, so implausible numbers are refused.
+    # `exact=False` marks a user's own file, in which implausible numbers are refused.
     frame = _TRACE.frame(sheet, exact=False)
     n_layers = _layers_of_an_iteration(frame["id"].to_numpy())
     _refuse_wrong_ids(sheet, frame, n_layers)
@@ -296,6 +296,7 @@ def _refuse_wrong_ids(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
     ids = frame["id"].to_numpy()
     is_wrong = ids != np.arange(len(ids)) % n_layers
     if is_wrong.any():
+        # argmax returns the first row with a wrong id.
         row = int(np.argmax(is_wrong))
         problem = f"{ids[row]}, expected {row % n_layers}"
         rule = "ids count from 0, alike in each iteration"
@@ -401,7 +402,7 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     forward_s = trace.forward_s.mean(axis=0)
     backward_s = trace.backward_s.mean(axis=0)
     # Usually, backward takes twice as long as forward: it computes the gradients of the
-    # parameters and of the input. The first layer needs no gradient of its input.
+    # parameters and of the input. The first of these layers needs no gradient of its input.
     usual_ratio = np.full(len(rows), USUAL_RATIO)
     usual_ratio[0] = FIRST_RATIO
     # excess is the ratio of forward to backward over the usual ratio. It is infinite or NaN

@@ -165,12 +165,14 @@ def _ranks(document: dict[str, Any]) -> int:
     if not isinstance(devices, list) or not isinstance(config, dict):
         return 0
     try:
+        # A process has some threads, each with some GPUs, and a rank for each GPU.
         ranks_of_process = int(config["nthreads"]) * int(config["ngpus"])
         last_rank = max(int(device["rank"]) for device in devices)
         # How many ranks are listed in each group. Without groups, all are in one.
         groups = Counter(int(device.get("group", 0)) for device in devices)
     except (AttributeError, KeyError, TypeError, ValueError):
-        # An entry is missing, or is not of the type that nccl-tests writes.
+        # The list is empty, or an entry is missing or not of the type that nccl-tests
+        # writes.
         return 0
     if ranks_of_process < 1:
         return 0

@@ -137,6 +137,7 @@ def _of_csv(text: str, file: str) -> DataFrame:
         # of other rows are empty. Lines count from 1, and the header is the first one.
         lines = [""] * max(sheet.lines)
         lines[0] = header
+        # The index has the positions of the rows in the sheet.
         for row in extra_of_part.index:
             lines[sheet.lines[row] - 1] = rows[row]
         part = size_time_csv.read("\n".join(lines), file, MessageOptions()).rows

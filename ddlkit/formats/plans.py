@@ -46,7 +46,7 @@ def read_plan(path: Path | str) -> FusionPlan:
     # The groups that the file must have: the tensors of each, numbered in forward order.
     for number, expected in enumerate(plan.forward_groups()):
         group = groups[number]
-        # Within a group, tensors may be listed in either direction.
+        # Within a group, tensors may be listed from the last to the first or reversed.
         if group not in (expected, expected[::-1]):
             problem = f"group {number} is {shown(group)}, expected {shown(expected)}"
             raise UserError(f"{path}: {problem}: every tensor once, the last first")

@@ -90,7 +90,10 @@ def import_file(
         kind = guess_kind(text, file)
     by_name = {reader.name: reader for reader in readers.LAYER_PROFILES}
     if kind not in by_name:
-        known = "; ".join(f"{name}, {own.takes}" for name, own in by_name.items())
+        # `takes` is a phrase that says which files the format has.
+        known = "; ".join(
+            f"{reader.name}, {reader.takes}" for reader in by_name.values()
+        )
         raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
     # Findings are remarks for the user.
     profile, findings = by_name[kind].read(text, file, options)

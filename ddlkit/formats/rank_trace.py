@@ -234,8 +234,9 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
     Raises
     ------
     UserError
-        If the trace has no ``ProfilerStep`` spans, no messages, or messages of a
-        training that is not DDP.
+        If the trace has no ``ProfilerStep`` spans, no iteration or no spans of autograd, if
+        an iteration sums up gradients of several batches, or if its messages are of a
+        training that is not DDP, of CUDA graphs or incomplete.
     """
     if not any(event.name.startswith("ProfilerStep#") for event in trace.events):
         raise trace.missing(
@@ -333,6 +334,7 @@ def _start_s(iteration: TracedIteration) -> float:
     step_s = _step(iteration).start_s
     if not iteration.kernels():
         return step_s
+    # `free_s` is when the GPU had done the work of earlier iterations.
     return max(step_s, iteration.free_s)
 
 
@@ -354,8 +356,8 @@ def _read_iteration(
     """Return what a rank did in an iteration that ends at ``end_s``.
 
     Raises UserError if the iteration sums up gradients of several batches, has no spans
-    of autograd, has messages of a training that is not DDP or no span for a message, or
-    was launched as a CUDA graph.
+    of autograd, has messages of a training that is not DDP, has a message without a span,
+    or launches messages together with other kernels.
     """
     if iteration.repeats_forward():
         raise UserError(
@@ -524,18 +526,18 @@ def _refuse_other_training(
     That is a message of a collective that is not in `_REPLAYED`, or a message between some
     of the ranks only.
     """
-    place = f"{trace.source}: iteration {iteration.number}"
+    where = f"{trace.source}: iteration {iteration.number}"
     if post.collective not in _REPLAYED:
         senders = _SENDERS.get(post.collective, "a loop of one's own may send")
         raise UserError(
-            f"{place} has messages of {post.collective}, as {senders} them: explain reads "
+            f"{where} has messages of {post.collective}, as {senders} them: explain reads "
             "the all-reduces, broadcasts and barriers of DistributedDataParallel only"
         )
     group_size = post.sent.args.get("Group size")
     # The number of ranks is 0 if the trace does not state it.
     if isinstance(group_size, int) and trace.world_size not in (0, group_size):
         raise UserError(
-            f"{place} has a message between {group_size} of {trace.world_size} ranks, as "
+            f"{where} has a message between {group_size} of {trace.world_size} ranks, as "
             "tensor parallelism and HSDP send them: explain reads messages between all "
             "ranks only"
         )
@@ -727,8 +729,8 @@ def _gradients(iteration: TracedIteration, clock: _Clock) -> tuple[Gradient, ...
     for event in iteration.events:
         # Autograd also stores gradients that do not exist, which are undefined.
         if event.name == ACCUMULATE and not event.undefined:
+            # The first input is the gradient. Its type is "" if the trace does not say it.
             types = event.args.get("Input type")
-            # The first input is the gradient.
             dtype = str(types[0]) if isinstance(types, list) and types else ""
             gradients.append(Gradient(clock.done_s(event.start_s), event.bytes, dtype))
     return tuple(gradients)

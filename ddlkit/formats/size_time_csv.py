@@ -149,7 +149,11 @@ def matches(text: str) -> bool:
 
 
 def _refuse_json(text: str, file: str) -> None:
-    """Raise UserError for JSON that no reader of message times has recognized."""
+    """Raise UserError for JSON that no reader of message times has recognized.
+
+    Readers of JSON come before this one. Any other text begins without a brace, and is
+    left to the caller.
+    """
     if not text.lstrip().startswith("{"):
         return
     # What ddlkit fit --json writes begins with the form of the cost.
@@ -184,6 +188,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     time = _only_column(
         sheet, _times(sheet.header), expected="seconds", example="time_us"
     )
+    # Columns such as "ranks" that tell messages apart are read as in a recorded table.
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
@@ -218,6 +223,7 @@ def names_links(text: str) -> bool:
     >>> names_links("bytes,seconds\n1024,2e-5\n")
     False
     """
+    # `matches` tells whether the file has message times at all.
     return matches(text) and "link" in _header(text)
 
 
@@ -254,6 +260,7 @@ def _comma_separated(text: str) -> str:
         cells: list[str] = []
         if line.strip():
             cells = line.split() if separator == " " else line.split(separator)
+        # The writer puts quotes around the cells that need them, and only around these.
         writer.writerow([cell.strip().strip('"') for cell in cells])
     return out.getvalue()
 
@@ -344,6 +351,7 @@ def _only_column(
     ``example``.
     """
     advice = f"name it {expected}, or with its unit as in {example}"
+    # `fail` raises UserError. With None instead of a row, the error is one of the header.
     if not candidates:
         present = columns_in_words(sheet.header)
         sheet.fail(None, expected, f"missing; the columns are {present}: {advice}")
@@ -431,8 +439,8 @@ def _in_bytes_and_seconds(
     seconds = frame[time.name] * time.unit
     is_wrong_size = ((n_bytes < 1) | (n_bytes > MOST_WHOLE)).to_numpy()
     if is_wrong_size.any():
-        # argmax, here and below, returns the first such row.
         problem = f"the size must be from 1 byte to {MOST_WHOLE:g} bytes: correct it"
+        # argmax, here and below, returns the first such row.
         sheet.fail(int(np.argmax(is_wrong_size)), size.name, problem)
     is_too_short = (seconds < LEAST).to_numpy()
     if is_too_short.any():
@@ -456,6 +464,7 @@ def _refuse_slow(sheet: Sheet, frame: DataFrame, time_name: str) -> None:
     is_large = frame["bytes"].to_numpy() >= _LARGE_BYTES
     is_too_slow = is_large & (bytes_per_s < _SLOWEST_BYTES_PER_S)
     if is_too_slow.any():
+        # argmax returns the first such row.
         row = int(np.argmax(is_too_slow))
         n_bytes = frame["bytes"][row]
         seconds = frame["seconds"][row]

@@ -175,12 +175,14 @@ class Decoder:
     tied: bool = True
 
     def __post_init__(self) -> None:
+        # Sizes far above those of the largest transformers are refused as mistakes.
         sizes = tuple(getattr(self, name) for name in REQUIRED)
         if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
             limits = f"at most {MOST_LAYERS} layers, and {MOST_SIZE} of anything else"
             raise UserError(
                 f"a transformer of {sizes}, {self.positions} positions: {limits}"
             )
+        # Each head has an equal part of the width.
         if self.d_model % self.heads:
             raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
         for name, allowed in _ALLOWED_COUNTS.items():
@@ -237,7 +239,7 @@ class Decoder:
     def _block(self, prefix: str, tokens: int) -> Iterator[Tensor]:
         """Yield the tensors of a block: of attention, then of feed-forward.
 
-        Names of layers begin with ``prefix``, and ``tokens`` is their number in a sample.
+        Names of layers begin with ``prefix``. ``tokens`` is the number of tokens in a sample.
         """
         width = self.d_model
         # Attention has two products of matrices, of 2 T d_model FLOP each for each of T
