@@ -107,6 +107,7 @@ def _row(
         n_bytes *= ranks
     duration = positive(match["duration"], where, "Duration")
     duration_s = duration * _SECONDS[_unit_of_duration(match, head, where)]
+    # The head says whether rates are in gigabits (Gbps) or in gigabytes (GBps) a second.
     rate_unit = _BYTES_PER_S[head["unit"]]
     # The rate may be rounded to 0.
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit

@@ -100,7 +100,8 @@ def read_flops(sheet: Sheet) -> list[Tensor]:
     UserError
         If the table is wrong.
     """
-    # `exact=False` marks a user's own file, which may have other columns. They are ignored.
+    # The table counts the FLOP of ``batch`` samples. `exact=False` marks a user's own file,
+    # which may have other columns. They are ignored.
     return [
         Tensor(
             name=row.tensor,

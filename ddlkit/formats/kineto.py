@@ -655,7 +655,8 @@ def _size_args(
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
         # The launches on the operator's thread between its start and its end. They are
-        # found by thread and time, the first two elements of the tuples.
+        # found by thread and time, the first two elements of the tuples. A tuple of only
+        # these two sorts before all tuples of three that begin with them.
         first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
         behind_last = bisect_right(
             launches_of_messages, (operator.thread, operator.end_s)

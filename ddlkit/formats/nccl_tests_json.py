@@ -144,6 +144,7 @@ def _collective(document: dict[str, Any], file: str) -> str:
     if isinstance(args, list):
         names += args[:1]
     for name in names:
+        # A missing name becomes "None", which is no name of a program.
         program = _PROGRAM.search(str(name))
         if program:
             return collective_named(program[1])

@@ -145,6 +145,8 @@ def _row(
     file and the line, as errors name them, and ``ranks`` is 0 if it is unknown. Raises
     UserError if a number is missing, or if algbw contradicts size over time.
     """
+    # Names of columns are in small letters here. Each table has the columns of size, time
+    # and algbw, because `_HEAD` demands them, but perhaps not that of busbw.
     size = whole(cells["size(b)"], where, "size(B)")
     seconds = positive(cells["time(us)"], where, "time(us)") / 1e6
     try:

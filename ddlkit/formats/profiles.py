@@ -97,6 +97,7 @@ def import_file(
         raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
     # Findings are remarks for the user.
     profile, findings = by_name[kind].read(text, file, options)
+    # The name up to the first dot, without all extensions.
     name_of_file, _, _ = path.name.partition(".")
     profile = replace(
         profile,

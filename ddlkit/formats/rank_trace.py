@@ -375,6 +375,7 @@ def _read_iteration(
     backward_start_s, _ = iteration.phases["backward"]
     functions_end_s = max(function.end_s for function in functions)
     messages = _messages(trace, iteration, clock, (backward_start_s, functions_end_s))
+    # The copies of buckets back into gradients, by the ends of their operators' names.
     copies_back = _copies(iteration, _COPY_BACK, clock)
     # Each phase is made to end no earlier than the phase before it. On a GPU, the processor
     # may run far ahead, or a phase may have no kernels, so the order is not certain.
@@ -474,8 +475,9 @@ def _messages(
 ) -> tuple[Message, ...]:
     """Return the messages of an iteration in the order in which they were posted.
 
-    A message is posted when the rank hands it over. ``backward_s`` is when the first
-    function of autograd starts and the last one ends, by the processor's clock.
+    A message is posted when the rank hands it over and is ready for it. ``backward_s`` is
+    when the first function of autograd starts and the last one ends, by the processor's
+    clock.
 
     Raises UserError for a message that DDP does not send, for one of a CUDA graph, or for
     one of gloo without a span.
@@ -493,14 +495,14 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
-        # ``posted_s`` is when the rank was ready for the message. On a GPU, this is when its
-        # earlier kernels had ended.
+        # ``launched_s`` is when the processor handed the message over. ``posted_s`` is when
+        # the rank was also ready for it. On a GPU, this is when earlier kernels had ended.
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(
             Message(
                 collective=post.collective,
-                # The span of the message has 0 bytes if it does not state its size and its
-                # type. DDP then sends float32.
+                # The span has 0 bytes if it does not state the size and the type. The type
+                # is then taken to be float32, the usual one of DDP.
                 n_bytes=post.sent.bytes or FLOAT32_BYTES * post.elements,
                 elements=post.elements,
                 group=str(post.sent.args.get("Process Group Name", "")),

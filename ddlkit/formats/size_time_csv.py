@@ -85,7 +85,7 @@ _BYTES = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _SECONDS = {"s": 1.0, "m": 1e-3, "u": 1e-6}
 
 # Units that may be a power of 1000 bytes or the same power of 1024 bytes.
-_STEPS_OF_AMBIGUOUS = {"kb": 1, "mb": 2, "gb": 3}
+_POWERS_OF_AMBIGUOUS_UNITS = {"kb": 1, "mb": 2, "gb": 3}
 
 # Stands for the unit of a column whose name does not say it.
 _UNKNOWN_UNIT = 0
@@ -307,7 +307,7 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
         # its end, as "n_bytes" does.
         if not unit and "bytes" in match[0]:
             unit = "b"
-        ambiguous_unit = unit if unit in _STEPS_OF_AMBIGUOUS else ""
+        ambiguous_unit = unit if unit in _POWERS_OF_AMBIGUOUS_UNITS else ""
         sizes.append(_Quantity(name, _BYTES.get(unit, _UNKNOWN_UNIT), ambiguous_unit))
     return sizes
 
@@ -363,13 +363,13 @@ def _only_column(
     (column,) = candidates
     if column.ambiguous_unit:
         # For "mb", the power is 2: it may be 1000**2 or 1024**2 bytes, the latter a "mib".
-        steps = _STEPS_OF_AMBIGUOUS[column.ambiguous_unit]
+        power = _POWERS_OF_AMBIGUOUS_UNITS[column.ambiguous_unit]
         binary_unit = f"{column.ambiguous_unit[0]}ib"
         sheet.fail(
             None,
             column.name,
-            f"{column.ambiguous_unit} may be {1000**steps} or {1024**steps} bytes: name "
-            f"it size_{binary_unit} if it is {1024**steps}, and otherwise convert it to "
+            f"{column.ambiguous_unit} may be {1000**power} or {1024**power} bytes: name "
+            f"it size_{binary_unit} if it is {1024**power}, and otherwise convert it to "
             "bytes and name it bytes",
         )
     if column.unit == _UNKNOWN_UNIT:
@@ -502,6 +502,7 @@ def _refuse_dividing(
     # How many values the column has at each size, and at how many sizes each value occurs.
     values_of_size = table.groupby(["bytes", *known_keys])["value"].nunique()
     sizes_of_value = table.groupby("value")["bytes"].nunique()
+    # The mean of a mask is the share of sizes, or of values, for which it is True.
     divides_sizes = (values_of_size > 1).mean() >= _DIVIDED_SHARE
     values_recur = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE
     # If the file has a single size, no value can occur at several sizes, so this condition

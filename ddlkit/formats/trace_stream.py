@@ -240,6 +240,7 @@ def _entries(buffer: _Buffer, source: str) -> Iterator[dict[str, Any]]:
         if character == "]":
             buffer.position += 1
             return
+        # Entries are separated by commas.
         if character == ",":
             buffer.position += 1
             continue
@@ -272,6 +273,7 @@ def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     args = entry.get("args")
     if not isinstance(args, dict):
         args = {}
+    # The phase, which tells spans from other entries, start, duration, process and thread.
     slim: dict[str, Any] = {
         key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry
     }
