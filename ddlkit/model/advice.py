@@ -103,17 +103,20 @@ class Option(NamedTuple):
         Returns
         -------
         dict
-            The name of the plan, the predicted times in seconds, the interval of a
-            single iteration, the scaling factor, and the number of messages.
+            The name of the plan, the predicted times in seconds, the 95% interval of a
+            single iteration, the scaling factor, which is the time of compute over that
+            of the iteration, and the number of messages.
         """
         predicted = self.iteration.prediction
+        # A plan states where each of its messages ends.
+        n_messages = len(self.iteration.plan.ends)
         return {
             "plan": self.name,
             "predicted_iteration_s": predicted.iteration_s,
             "predicted_interval_s": interval(self.single_s).tolist(),
             "exposed_communication_s": predicted.exposed_communication_s,
             "scaling_factor": predicted.scaling_factor,
-            "message_count": len(self.iteration.plan.ends),
+            "message_count": n_messages,
         }
 
 
@@ -169,7 +172,7 @@ class Advice:
         work : Workload
             What one iteration computes.
         messages : Communication
-            What is known of the messages, with draws.
+            What is known of the messages, with draws of their cost.
         scatter : ndarray, shape (n,), optional
             Times of successive iterations of one worker alone over their median. By
             default, compute does not scatter.
@@ -215,6 +218,7 @@ class Advice:
         # a small model. Plans are equal if their buckets have the same gradients.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
+            # Where messages and compute slow each other down, plans allow for it.
             plan = plan_with_contention(name, work, messages)
             buckets = (plan.ends, plan.order)
             if buckets not in option_by_buckets:
@@ -251,14 +255,16 @@ class Advice:
             default (0) there is no measurement, and the interval holds for the gain in
             the long run.
         iterations_per_round : int, optional
-            The number of iterations of each plan in a round.
+            The number of iterations of each plan in a round. Without ``rounds``, it
+            is ignored.
 
         Returns
         -------
         Gain
-            With ``rounds``, the interval is one for the gain that the measurement will
-            find. It is then wider, by the noise of the measurement and by the error of
-            the model.
+            The predicted gain, its 95% interval, and the share of draws in which the
+            option is slower than the default. With ``rounds``, the interval is one for
+            the gain that the measurement will find. It is then wider, by the noise of
+            the measurement and by the error of the model.
         """
         default = self.options[DEFAULT]
         # One gain for each draw of the times.
@@ -283,9 +289,10 @@ class Advice:
     ) -> Floats:
         """Return a random error of a measured gain for each of the B drawn gains.
 
-        The measurement compares ``option`` with the default as in `gain`, of which
-        ``gain_draws``, shape (B,), are the draws without this error. The errors are
-        normal, and the result has the shape (B,). Their standard deviation is
+        The measurement compares ``option`` with the default in ``rounds`` rounds, each
+        of ``iterations_per_round`` iterations of both. ``gain_draws``, shape (B,), are
+        the drawn gains without this error. The errors are normal, and the result has
+        the shape (B,). Their standard deviation is
 
             hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR).
 
@@ -294,11 +301,11 @@ class Advice:
         """
         relative_deviations = []
         for compared in (option, self.options[DEFAULT]):
-            # Draw b of both has the same cost, so only the noise of one iteration is
-            # left.
+            # A single iteration over the mean of many. Draw b of both has the same cost, so
+            # only the noise of one iteration is left.
             relative = compared.paired_s / compared.long_run_s
             # The quantiles one standard deviation below and above the mean are two
-            # deviations apart.
+            # deviations apart. `np.ptp` is the difference between the two.
             two_deviations = np.ptp(np.quantile(relative, ONE_DEVIATION))
             relative_deviations.append(two_deviations / 2)
         # A round's time is the median of its iterations, and the gain is the median
@@ -307,8 +314,8 @@ class Advice:
         # many values, such as iterations. The noise of both times adds up as the root
         # of squares.
         ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
-        # With one iteration, a round's median is that iteration, which has noise by the
-        # factor 1 and not 1.25.
+        # With one iteration, a round's median is that iteration itself. Its noise has the
+        # factor 1 and not 1.25, hence the minimum.
         ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
         deviation = np.hypot((1 - gain_draws) * ratio_noise, MODEL_ERROR)
         # A fixed seed, so that equal tables give equal intervals.
@@ -321,10 +328,11 @@ class Advice:
         Returns
         -------
         limit : str
-            "compute" if hardly any communication is exposed. Otherwise "start-ups",
-            "bandwidth", "contention", or the name of one huge tensor.
+            "compute" if hardly any communication is exposed. Otherwise the cause with
+            the most seconds. "bandwidth" is replaced by "one huge tensor" and its name,
+            if one tensor has more than the share `HUGE` of all bytes.
         seconds : dict of str to float
-            Seconds of an iteration by cause.
+            Seconds of an iteration by cause: "start-ups", "bandwidth", "contention".
         """
         iteration = self.options[DEFAULT].iteration
         predicted = iteration.prediction
@@ -338,6 +346,8 @@ class Advice:
         # down.
         unslowed_link = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
         unslowed = replace(iteration, link=unslowed_link).prediction
+        # What is left of the messages without their start-ups is the time of their bytes.
+        # Slowdowns only lengthen an iteration, so a difference below 0 counts as none.
         seconds = {
             "start-ups": startups_s,
             "bandwidth": predicted.communication_s - startups_s,
@@ -348,6 +358,7 @@ class Advice:
             return "compute", seconds
         limit = max(seconds, key=lambda cause: seconds[cause])
         sizes = self.workload.bytes
+        # No plan can split a tensor.
         if limit == "bandwidth" and sizes.max() > HUGE * sizes.sum():
             limit = f"one huge tensor, {self.workload.tensor[int(sizes.argmax())]}"
         return limit, seconds
@@ -358,11 +369,11 @@ class Advice:
         Returns
         -------
         dict of str to float
-            For each remedy, the share by which an iteration would be shorter, per
-            sample.
+            By remedy, in words: the share by which the time for each sample would be
+            shorter. It is negative if the time would be longer.
         """
         work = self.workload
-        now_s = self.options[DEFAULT].seconds
+        default_s = self.options[DEFAULT].seconds
         # A gradient in a workload has at least one byte.
         half_the_bytes = replace(work, bytes=np.maximum(1, work.bytes // 2))
         twice_the_batch = replace(
@@ -375,8 +386,8 @@ class Advice:
         present_plan = self.options[DEFAULT].iteration.plan
         faster_link = forecast(half_the_bytes, present_plan, self.communication)
         gains = {
-            ANOTHER_PLAN: 1 - self.ranked[0].seconds / now_s,
-            "a link twice as fast": 1 - faster_link.prediction.iteration_s / now_s,
+            ANOTHER_PLAN: 1 - self.ranked[0].seconds / default_s,
+            "a link twice as fast": 1 - faster_link.prediction.iteration_s / default_s,
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
             "gradient accumulation over twice as many batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
@@ -384,7 +395,7 @@ class Advice:
             "twice the batch, if compute then takes twice as long, which halves the updates": (
                 self._gain_of_workload(twice_the_batch, batches=2)
             ),
-            "no communication at all": 1 - work.compute_s / now_s,
+            "no communication at all": 1 - work.compute_s / default_s,
         }
         return {
             remedy: float(_rounding_to_zero(gain)) for remedy, gain in gains.items()
@@ -407,12 +418,13 @@ class Advice:
         -------
         int or None
             The size that contributes most to the uncertainty of the best gain, or None
-            if the interval of that gain is narrow.
+            if the half-width of the interval of that gain is below `WIDE`.
         """
         best = self.ranked[0]
-        # WIDE is a half-width, hence the factor of 2.
+        # `np.ptp` is the whole width of the interval, hence the factor of 2.
         if np.ptp(self.gain(best).interval) < 2 * WIDE:
             return None
+        # The size of each message of the two plans that are compared.
         sent_bytes = np.concatenate(
             [self.options[DEFAULT].iteration.group_bytes, best.iteration.group_bytes]
         )
@@ -440,9 +452,10 @@ class Advice:
         Returns
         -------
         dict
-            The advice, the best option with its gain, what limits the default, what
-            else would help, and the gains of all options. All gains but that of the
-            trial are gains in the long run.
+            The advice, which is the name of a plan or "keep the default", the best
+            option with its gain, what limits the default, what else would help, and the
+            gains of all options. All gains but that of the trial are gains in the long
+            run.
         """
         best = self.ranked[0]
         gains_of_plans = {
@@ -456,7 +469,8 @@ class Advice:
         seconds_by_cause: dict[str, float | None] = {**seconds}
         default_plan = self.options[DEFAULT].summary()
         if self.communication.contention is None:
-            # The prediction assumes that there is no contention, but none was measured.
+            # Contention was not measured. The prediction takes 0 for it, which would look
+            # as if it had been.
             seconds_by_cause["contention"] = None
         default_plan["seconds_by_cause"] = seconds_by_cause
         result = {
@@ -499,19 +513,28 @@ def _option(
 ) -> Option:
     """Return an option with the draws of its iteration.
 
-    ``name`` is that of its plan, ``iteration`` is the predicted one, and ``messages``
-    has the draws of the cost. ``scatter`` has the times of successive iterations of one
-    worker over their median.
+    Parameters
+    ----------
+    name : str
+        The name of the plan.
+    iteration : Iteration
+        The predicted iteration under this plan.
+    messages : Communication
+        What is known of the messages, with draws of their cost.
+    scatter : ndarray, shape (n,)
+        The times of successive iterations of one worker over their median.
     """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of
-    # two independent times scatters more than one time, by the square root of two. The
-    # scatter of steady compute is a single 1, so it has no differences. Two times have a
-    # single difference, which shows no scatter.
+    # two independent times scatters more than one time, by the square root of two, by
+    # which it is divided. The scatter of steady compute is a single 1, so it has no
+    # differences. Two times have a single difference, which shows no scatter.
     if len(scatter) > 2:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:
         paired_scatter = scatter
+    # The second result, the drift of compute in each draw, is not needed. In the mean of
+    # many iterations, the scatter of messages and of compute averages out.
     long_run_s, _ = draw_iterations(iteration, messages, message_scatter=False)
     single_s, _ = draw_iterations(iteration, messages, compute_scatter=scatter)
     paired_s, _ = draw_iterations(iteration, messages, compute_scatter=paired_scatter)
@@ -539,6 +562,8 @@ def is_supported(measured: Gain) -> bool:
 
     Examples
     --------
+    Two gains of 4%, of which only the first has an interval above zero:
+
     >>> is_supported(Gain(0.04, (0.01, 0.06), 0.0))
     True
     >>> is_supported(Gain(0.04, (-0.01, 0.06), 0.1))
@@ -550,6 +575,8 @@ def is_supported(measured: Gain) -> bool:
 
 def is_decided(measured: Gain) -> bool:
     """Return whether further rounds of a trial could hardly change its result.
+
+    A trial measures a plan and the default in turn, round by round.
 
     Parameters
     ----------
@@ -589,7 +616,7 @@ def trial_result(measured: Gain) -> str:
     # The interval contains zero, and no gain in it is worth a change.
     if upper < WORTH and measured.share <= 0:
         return "no gain was measured"
-    # There is a gain, but surely one that is not worth a change.
+    # A gain was measured, but surely it is not worth a change.
     if upper < WORTH:
         return f"the measured gain is below {WORTH:.0%}"
     # The interval contains zero and gains that are worth a change.
@@ -611,8 +638,9 @@ def measured_gain(seconds: Mapping[str, Sequence[float] | Floats], plan: str) ->
     Returns
     -------
     Gain
-        The median of the gains of all rounds, with the interval of its order
-        statistics. ``slower_share`` is the share of rounds in which the plan was slower.
+        The median of the gains of all rounds, with a confidence interval of the median
+        for any distribution, whose ends are two of the gains. ``slower_share`` is the
+        share of rounds in which the plan was slower.
 
     Examples
     --------

@@ -84,8 +84,6 @@ class Communication:
     ) -> Communication:
         """Return the communication if only the largest elements of gradients are sent.
 
-        A sparse message gathers the selected elements of all workers.
-
         Parameters
         ----------
         density : float
@@ -96,8 +94,9 @@ class Communication:
         Returns
         -------
         Communication
-            The same messages with costs of sparse gathers. If all elements are sent and
-            no time of selection is given, this is ``self``.
+            The same messages with costs of sparse gathers, in which each worker gathers
+            the selected elements of all others. If all elements are sent and no time of
+            selection is given, this is ``self``.
 
         Raises
         ------
@@ -194,7 +193,8 @@ class Calibration:
         """
         _refuse_stepped(collectives)
         known = {}
-        # Each group has the rows of one link, one number of ranks and one collective.
+        # `undisturbed` leaves out samples during which other programs took many cores. Each
+        # group has the rows of one link, one number of ranks and one collective.
         for (link, ranks, collective), rows in undisturbed(collectives).groupby(LINK):
             key = (str(link), int(ranks), str(collective))
             known[key] = _calibrated(rows, form, draws, also)
@@ -271,9 +271,9 @@ class Calibration:
         Returns
         -------
         Communication
-            With costs of sparse gathers for a sparse case. It has a contention if the
-            case is real training, and if the contention of its network, batch, workers
-            and link was measured.
+            What is known of the messages. A sparse case has costs of sparse gathers. A
+            case of real training has a contention if the contention of its network,
+            batch, workers and link was measured.
 
         Raises
         ------
@@ -286,8 +286,10 @@ class Calibration:
         # A replay sleeps for its compute times, so messages do not slow it down.
         if case.kind == TRAINING:
             slowdown_key = (case.network, case.batch, case.workers, case.link)
+            # None stands for a contention that was not measured.
             messages = replace(messages, contention=self.contention.get(slowdown_key))
         if case.sparse:
+            # The time to select elements is part of the workload of a case.
             return messages.sparse(case.density)
         return messages
 
@@ -355,7 +357,7 @@ def _calibrated(
     rows, and ``also`` are other forms that are fitted for comparison.
     """
     # The cost is the time of a message while no other message is under way. Rows with
-    # several messages in flight only show what messages share.
+    # several messages in flight only serve `shared_link`, which says what messages share.
     alone = rows[rows["in_flight"] == 1]
     fitted = _fitted(alone, form, draws)
     costs_by_form = {
@@ -416,13 +418,13 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     at that part of the link's rate that framing leaves. ``rows`` are of one collective on one
     link.
     """
-    # All rows are of one link, so that the first one has its name and its rate.
+    # All rows are of one link, so that the first row has its name and its rate.
     kind = _message_kind(rows)
     rate_bits_per_s = float(rows["link_bits_per_s"].iloc[0])
     framing = _framing(str(rows["link"].iloc[0]))
-    smallest = rows["bytes"] == rows["bytes"].min()
+    is_smallest = rows["bytes"] == rows["bytes"].min()
     return AlphaBeta(
-        alpha_s=float(rows["seconds"][smallest].median()),
+        alpha_s=float(rows["seconds"][is_smallest].median()),
         beta_s_per_byte=wire_s_per_byte(
             kind.collective, kind.workers, rate_bits_per_s, framing
         ),
@@ -464,8 +466,9 @@ def shared_link(samples: pd.DataFrame) -> Link:
     # Without a burst, the fitted cost of a message says how long its bytes use the link.
     if not burst_s:
         return Link(software=messages_at_once)
-    # With a burst, saved tokens let bytes pass faster, so that the fitted cost does not say it.
-    # The time of a byte then follows from the rate, and from the headers of packets.
+    # With a burst, saved tokens let bytes pass faster, so that the fitted cost does not say how
+    # long bytes use the link. The time of a byte then follows from the rate, and from the headers
+    # of packets.
     wire_s = wire_s_per_byte(
         str(first["collective"]), int(first["ranks"]), rate_bits_per_s, _framing(name)
     )
@@ -483,8 +486,8 @@ def _framing(link: str) -> float:
 def software_at_once(samples: pd.DataFrame) -> float:
     """Return how many messages can use the processor at once without delay.
 
-    To send a message takes time of the processor, for software, besides time of the
-    link (see `ddlkit.core.link`).
+    To send a message takes time of the link, and also time of the processor, which runs
+    the software that sends it (see `ddlkit.core.link`).
 
     Parameters
     ----------
@@ -603,7 +606,9 @@ class Noise:
         session: ArrayLike = 0,
         messages_per_sample: ArrayLike = 1,
     ) -> Noise:
-        """Return the noise that n samples show. A session need not have every size.
+        """Return the noise that n samples show.
+
+        The samples of a session need not include every size.
 
         Parameters
         ----------
@@ -709,11 +714,12 @@ class Noise:
         factors = np.exp(t * self.drift[nearest])
         if not scatter:
             return factors
-        # Each message of a draw takes a random ratio of its size.
-        for size in np.unique(nearest):
-            is_of_size = nearest == size
-            shape = (draws, int(is_of_size.sum()))
-            factors[:, is_of_size] *= random.choice(self.ratios[size], shape)
+        # Each message of a draw takes a random one of the ratios of its nearest size. The
+        # columns of all messages with the same nearest size are drawn together.
+        for index in np.unique(nearest):
+            columns = nearest == index
+            shape = (draws, int(columns.sum()))
+            factors[:, columns] *= random.choice(self.ratios[index], shape)
         return factors
 
 
@@ -744,14 +750,15 @@ def _halves(rows: pd.DataFrame) -> pd.Series[int]:
     in_session = rows.groupby(["session", "bytes"])["seconds"]
     # The position of each sample among those of its session and size, from 0.
     position = in_session.cumcount()
+    # A position below half of the number of samples gives 0.
     return position * 2 // in_session.transform("size")
 
 
 def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]:
     """Return by how much the times of a new session will differ from the measured ones.
 
-    The variance between sessions is estimated for each size, and averaged over sizes
-    that are close together.
+    This difference is called drift. The variance between sessions is estimated for each
+    size, and averaged over sizes that are close together.
 
     Parameters
     ----------
@@ -780,11 +787,13 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     # The difference between a new session and the mean of n others has the variance of
     # a session, plus 1 / n of this variance for the mean.
     variance = np.zeros(len(sizes))
+    # One value for each size that several sessions have. Missing medians are left out.
     between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
     variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
 
     # A few sessions say little about one size alone, so the variances of neighbouring
-    # sizes are averaged.
+    # sizes are averaged. In row i, the matrix (s, s) has the neighbours of size i that
+    # several sessions have.
     is_neighbour = _neighbours(sizes) & repeated
     n_neighbours = is_neighbour.sum(axis=1)
     has_neighbours = n_neighbours > 0

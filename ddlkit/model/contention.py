@@ -101,13 +101,15 @@ class Contention:
                 f"slowdown: {len(settings)} settings of network, batch, ranks and link: "
                 "give the rows of one network, batch, number of ranks and link"
             )
+        # The times with both going on over the times alone, shape (2, k, rounds), where k
+        # is the number of sizes.
         sizes, ratios = _ratios(rows)
         # A bootstrap: each draw resamples the rounds, and its slowdowns are medians
         # over the resampled rounds.
         rounds = ratios.shape[-1]
         resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
-        # The ratios of draws have the shape (2, k, draws). Below, draws become the first
-        # axis, and 1 is subtracted: a ratio of 1.1 is a slowdown of 0.1.
+        # The median reduces the shape (2, k, draws, rounds) to (2, k, draws). Below, draws
+        # become the first axis, and 1 is subtracted: a ratio of 1.1 is a slowdown of 0.1.
         drawn = np.median(ratios[..., resampled], axis=-1)
         return cls(
             bytes=sizes,
@@ -169,7 +171,8 @@ class Contention:
         Examples
         --------
         Messages of 10 KB slow compute down by 0.2, and those of 1 MB by 0.4. Below the
-        first size 0.2 holds, and 100 KB lies in the middle:
+        first size 0.2 holds. The logarithm of 100 KB lies in the middle between those of
+        the two sizes:
 
         >>> slowdowns = np.array([[0.2, 0.4], [0.0, 0.0]])
         >>> measured = Contention(np.array([1e4, 1e6]), slowdowns, slowdowns[None])
@@ -178,7 +181,8 @@ class Contention:
         """
         values = self.slowdowns
         if drawn:
-            # Any of the B draws may be chosen several times, as ``drawn`` can exceed B.
+            # Any of the B draws may be chosen several times, as ``drawn`` can exceed B. The
+            # fixed seed makes the choice the same for all plans.
             chosen = np.random.default_rng(1).integers(0, len(self.draws), drawn)
             # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
@@ -191,12 +195,14 @@ class Contention:
         # `np.interp` takes one row of values only. This interpolates all draws at once,
         # between the measured sizes to the left and to the right of each size.
         right = np.searchsorted(log_measured, log_sizes)
+        # A size outside the measured ones takes the first or the last two of them.
         right = np.clip(right, 1, len(log_measured) - 1)
         left = right - 1
         gap = log_measured[right] - log_measured[left]
         # For a size outside the measured ones, the clipped share gives the slowdown of
         # the nearest one.
         share = np.clip((log_sizes - log_measured[left]) / gap, 0.0, 1.0)
+        # The shape (..., k) of the values becomes (..., G).
         return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
 
 
@@ -234,7 +240,8 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     message_during_compute = by_size_and_round("message", COMPUTE)
     message_alone = by_size_and_round("message", NOTHING)
     rounds = compute_during_messages.columns
-    # Compute alone is the same for every size, so it divides each row by its rounds.
+    # Compute alone is the same for every size, so each row of the table is divided by it,
+    # round by round, in the order of the table's columns.
     ratios = np.stack(
         [
             compute_during_messages / compute_alone[rounds].to_numpy(),
@@ -263,8 +270,8 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     """
     # DDP was timed with one bucket, and with as many buckets as there are gradients.
     # The buckets were not sent, so iterations differ only in the number of buckets,
-    # which is in the column "messages". The times of the phases of an iteration are
-    # added.
+    # which is in the column "messages". The column "repeat" has the round. An iteration
+    # has a row for each of its phases, whose times are added.
     iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )

@@ -244,6 +244,7 @@ class Explanation:
         description["findings"] = [finding._asdict() for finding in self.findings]
         # A value that is not known, or that there is none of, is null in the document.
         description["why_no_straggler"] = self.why_no_straggler or None
+        # So few iterations allow no interval.
         if self.iterations < LEAST_ITERATIONS:
             for change in (*description["causes"], *description["remedies"]):
                 change["gain_interval_s"] = None
@@ -264,15 +265,16 @@ def explain(
         The traces of torch.profiler of all ranks, in any order, or that of one rank
         alone, for bounds.
     iterations : sequence of int, optional
-        The numbers of the iterations to judge. All are replayed in any case. By
-        default all are judged.
+        The numbers of the iterations to judge, which the explanation is about. All are
+        replayed in any case. By default all are judged.
     reference : MessageCost, optional
         What messages cost between as many ranks on the idle machine.
 
     Returns
     -------
     Explanation
-        The explanation.
+        Where the time goes, what causes it, and what would help. From the trace of one
+        rank, it has bounds of what waiting costs.
 
     Raises
     ------
@@ -283,10 +285,11 @@ def explain(
     """
     if not paths:
         raise UserError("explain: give the trace of each rank")
-    # Traces are large, so each is read and reduced before the next one.
+    # Traces are large, so each is read and reduced to what its rank did before the next one.
     traces = [rank_trace(read_trace(path)) for path in paths]
     if len(traces) == 1:
         return bounds(traces[0], iterations)
+    # The start-up of a message, 0 if it is not known.
     startup_s = 0.0
     if reference is not None:
         # A fitted line can have a start-up below 0.
@@ -300,6 +303,10 @@ def explain(
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The judged iterations, with which those of changed schedules are compared.
+
+    Judged iterations are those that the explanation is about. There are J of them, among
+    the I iterations of the traces. A schedule says what all ranks do, and is replayed to
+    compute when everything happens.
 
     Attributes
     ----------
@@ -332,8 +339,8 @@ class Comparison:
         ``judged``, shape (I,) of bool, says which of its iterations are judged.
         """
         replayed_s = training.schedule.replay().iteration_s[judged]
-        # A lag is the time from the end of a message until a rank that waits for it goes on. A
-        # schedule whose ``lag_s`` is None has no lags.
+        # The lag of a rank is the time from the end of a message until the rank, which waits for
+        # it, goes on. A schedule whose ``lag_s`` is None has no lags.
         without_lags = replace(training.schedule, lag_s=None)
         n_judged = int(judged.sum())
         # The same samples serve every change, and a fixed seed makes them repeatable.
@@ -378,6 +385,7 @@ class Comparison:
         # Each row has the gains of the iterations that are in one bootstrap sample.
         drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
         medians_s = np.median(drawn_s, axis=1)
+        # Which share of the samples lies beyond each end.
         tail = share_beyond(len(self.measured_s))
         lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
         return _zero_if_negligible(lower_s), _zero_if_negligible(upper_s)
@@ -390,11 +398,12 @@ class Comparison:
         phase: str | None = None,
         by_sample_s: Floats | None = None,
     ) -> Cause:
-        """Return a cause from what each judged iteration gains without it, shape (J,).
+        """Return a cause from what each judged iteration gains without it.
 
-        ``rank`` and ``phase`` are for a cause that is the delay of one rank.
-        ``by_sample_s`` is for a cause whose gains rest on a fit: what iterations gain by
-        the fit to each bootstrap sample, shape (SAMPLES, J).
+        ``name`` is that of the cause, and ``gains_s``, shape (J,), are these gains in
+        seconds. ``rank`` and ``phase`` are for a cause that is the delay of one rank.
+        ``by_sample_s``, shape (SAMPLES, J), is for a cause whose gains rest on a fit to
+        messages: what iterations gain by the fit to each bootstrap sample.
 
         A gain below 0 counts as 0, because a rank that is ready sooner could always wait.
         The replay can show a small loss, because messages that are posted sooner can share
@@ -423,12 +432,13 @@ class Comparison:
         is_upper_bound: bool = False,
         by_sample_s: Floats | None = None,
     ) -> Remedy:
-        """Return a remedy from what each judged iteration gains by it, shape (J,).
+        """Return a remedy from what each judged iteration gains by it.
 
-        ``is_upper_bound`` says that this is the most that iterations may gain.
-        ``by_sample_s``, shape (SAMPLES, J), is what they gain by the fit to each bootstrap
-        sample, for a remedy whose gains rest on a fit. A remedy can cost time, so its gain
-        may be below 0.
+        ``setting`` is what to change, and ``gains_s``, shape (J,), are these gains in
+        seconds. ``is_upper_bound`` says that this is the most that iterations may gain.
+        ``by_sample_s``, shape (SAMPLES, J), is for a remedy whose gains rest on a fit to
+        messages: what iterations gain by the fit to each bootstrap sample. A remedy can
+        cost time, so its gain may be below 0.
         """
         gain_s = _zero_if_negligible(np.median(gains_s))
         return Remedy(
@@ -453,7 +463,7 @@ def share_beyond(n: int) -> float:
     Returns
     -------
     float
-        The share. It is 0 for a single iteration, of which all samples are alike.
+        The share. It is 0 for fewer than two iterations, of which all samples are alike.
 
     Notes
     -----
@@ -506,14 +516,16 @@ def explanation(
     training : TracedTraining
         The traces of all ranks, put together.
     iterations : sequence of int, optional
-        The numbers of the iterations to judge, by default all.
+        The numbers of the iterations to judge, which the explanation is about. By default
+        all are judged.
     reference : MessageCost, optional
-        What messages cost on the idle machine.
+        What messages cost on the idle machine. By default the cost is fitted to the
+        messages of the trace.
 
     Returns
     -------
     Explanation
-        The explanation.
+        Where the time goes, what causes it, and what would help.
 
     Raises
     ------
@@ -521,6 +533,7 @@ def explanation(
         If iterations do not exist, if the replay misses the measured iteration, or if
         the reference is slower than the messages of the trace.
     """
+    # For each iteration, whether it is judged.
     judged = _judged(training, iterations)
     compared = Comparison.of(training, judged)
     _refuse_wrong_replay(compared)
@@ -533,10 +546,12 @@ def explanation(
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
             compared = Comparison.of(training, judged)
+        # None if no cost can be fitted to the messages.
         costs = _costs_of_traced_messages(training, compared)
     cost = costs.cost if costs else None
 
     schedule = training.schedule
+    # What each judged iteration gains without the delay of each rank, shape (R, J).
     gains_by_rank_s = _gains_by_rank_s(training, compared)
     causes = _causes_by_rank(training, compared, gains_by_rank_s)
     straggler, why_no_straggler = _straggler(compared, gains_by_rank_s, causes)
@@ -544,6 +559,7 @@ def explanation(
     removals = _removals(training, cost)
     for name, removal in removals.items():
         gains_s = compared.gains_s(removal(schedule))
+        # If the cost was fitted, its uncertainty counts in the interval of these gains.
         by_sample_s = None
         if costs and name in REST_ON_COST:
             gains_by_cost = partial(_gains_without_s, training, compared, name)
@@ -553,7 +569,8 @@ def explanation(
     causes.sort(key=lambda cause: -cause.gain_s)
 
     compute_s = _typical_work_s(schedule, judged)
-    # Both are medians over iterations, whose difference can be below 0.
+    # Time that a rank does not work is exposed. Both terms are medians over iterations,
+    # whose difference can be below 0.
     exposed_s = max(0.0, compared.iteration_s - compute_s)
     return Explanation(
         iteration_s=compared.iteration_s,
@@ -581,7 +598,8 @@ def _gains_without_s(
 ) -> Floats:
     """Return what judged iterations gain without a cause that rests on a cost, shape (J,).
 
-    ``name`` is one of `REST_ON_COST`.
+    Judged iterations are those that the explanation is about. ``name`` is that of the
+    cause, "start-up" or "bandwidth", and ``cost`` is what messages cost by their size.
     """
     removal = _removals(training, cost)[name]
     return compared.gains_s(removal(training.schedule))
@@ -590,12 +608,13 @@ def _gains_without_s(
 def _refuse_wrong_replay(compared: Comparison) -> None:
     """Raise UserError if the replay misses what was measured, or rests on large lags."""
     advice = "record longer iterations on machines that do nothing else"
-    of_single = float(np.median(np.abs(compared.replayed_s / compared.measured_s - 1)))
+    errors = np.abs(compared.replayed_s / compared.measured_s - 1)
+    error_of_single = float(np.median(errors))
     replay_s = float(np.median(compared.replayed_s))
     # Single iterations can be replayed well, and their median badly, if iterations
     # are of several kinds. The screen shows the error of the median.
-    of_median = abs(replay_s / compared.iteration_s - 1)
-    error = max(of_single, of_median)
+    error_of_median = abs(replay_s / compared.iteration_s - 1)
+    error = max(error_of_single, error_of_median)
     if error > MOST_REPLAY_ERROR:
         raise UserError(
             f"explain: replayed, iterations are off by {error:.1%} (median; the "
@@ -603,9 +622,9 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
             f"explain does not model: {advice}"
         )
-    # A replay is exact if every rank sees the ends of messages when it saw them in the trace.
-    # If these ends are far apart, it is exact even if something goes on between ranks that it
-    # leaves out.
+    # A lag is the time from the end of a message until a rank that waits for it goes on. The
+    # replay has the lags of the trace, which make it exact even if something goes on between
+    # ranks that it leaves out. Large lags are a sign of that.
     if compared.lag_share > MOST_LAG:
         raise UserError(
             f"explain: iterations would change by {compared.lag_share:.0%} (median) if "
@@ -617,7 +636,9 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
 def _typical_work_s(schedule: Schedule, judged: np.ndarray) -> float:
     """Return how long a rank works in an iteration, in seconds.
 
-    This is the mean over ranks, and the median over the judged iterations.
+    This is the mean over ranks, and the median over the J judged iterations, which the
+    explanation is about. ``judged``, shape (I,) of bool, says which of all I iterations
+    these are.
     """
     # The shape (J, R, S) becomes (J, R), the work of each rank, and then (J,).
     work_of_rank_s = schedule.work_s[judged].sum(axis=2)
@@ -638,7 +659,8 @@ def _findings(
     yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
-    # A finding of the kind "not known" names first what the explanation lacks.
+    # The text of a finding "not known" begins with what the explanation lacks. A lag is the
+    # time from the end of a message until a rank that waits for it goes on.
     if compared.lag_share > LARGE_LAG:
         text = (
             f"why ranks see the ends of messages at different times, by which iterations "
@@ -652,7 +674,7 @@ def _findings(
         )
         yield Finding("not known", layers=(), text=text)
     elif Buckets.of(training, cost) is None:
-        # It cannot be told which gradients each message carries.
+        # The trace does not tell which gradients each message carries.
         text = (
             "other buckets: the gradients have several types, are not all used, or do "
             "not fill the messages"
@@ -694,7 +716,8 @@ def _finding_of_profiler(trace: RankTrace) -> Finding:
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
     """Return the index, among all I iterations, of a typical judged one.
 
-    This is the judged iteration whose time is nearest to the median of all judged ones.
+    Judged iterations are those that the explanation is about. The typical one is that
+    whose measured time is nearest to their median.
     """
     judged_s = training.measured_s[judged]
     nearest = np.abs(judged_s - np.median(judged_s)).argmin()
@@ -705,14 +728,16 @@ def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
 def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
     """Return for each iteration of a training, shape (I,), whether it is judged.
 
-    ``iterations`` are the numbers of those to judge, and without any all are judged.
-    Raises UserError if the traces lack one of them.
+    Judged iterations are those that the explanation is about. ``iterations`` are their
+    numbers, and without any number all are judged. Raises UserError if the traces lack
+    one of them.
     """
     if not iterations:
         return np.ones(len(training.numbers), dtype=bool)
     unknown = sorted(set(iterations) - set(training.numbers.tolist()))
     if unknown:
         listed = ", ".join(map(str, unknown))
+        # Successive numbers are listed as a range.
         is_range = unknown == list(range(unknown[0], unknown[-1] + 1))
         if is_range and len(unknown) > 1:
             listed = f"{unknown[0]}-{unknown[-1]}"
@@ -724,7 +749,10 @@ def _judged(training: TracedTraining, iterations: Sequence[int]) -> np.ndarray:
 
 
 def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
-    """Yield a finding if some judged iterations are much slower than the median one."""
+    """Yield a finding if some judged iterations are much slower than the median one.
+
+    Judged iterations are those that the explanation is about.
+    """
     slow = compared.measured_s > MOST_TIMES_TYPICAL * compared.iteration_s
     if slow.any():
         text = (
@@ -759,18 +787,20 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Notes
     -----
     The excess is by how much longer the phases take this rank than the median of the others,
-    between two instants at which ranks wait for each other. It is taken off where the
-    rank is slower than the others, in proportion. Segments are not compared one by one:
+    between two instants at which ranks wait for each other. The excess is taken off those
+    segments in which the rank is slower than the others, in proportion to how much slower it is
+    there. Segments are not compared one by one:
     chance makes any rank the slowest one in some segments, and to cut each of them would
     remove more than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
-    # A round lasts from the last wait of an iteration to the last wait of the next one.
+    # The work by rounds, shape (I + 1, R, S). A round lasts from the last wait of an
+    # iteration to the last wait of the next one.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
-    # between two waits is shortened by itself.
+    # of segments between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
         # The work of the other ranks, shape (I + 1, R - 1, number of chosen segments).
@@ -797,16 +827,19 @@ def without_delays(schedule: Schedule) -> Schedule:
         The schedule, in which no rank works longer in a phase than the rank that works
         least in it, between two instants at which ranks wait for each other.
     """
-    # A round lasts from the last wait of an iteration to the last wait of the next one.
+    # The work by rounds, shape (I + 1, R, S). A round lasts from the last wait of an
+    # iteration to the last wait of the next one.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     rounds = np.arange(len(rounds_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
-    # As in `without_delay`, each stretch between two waits is shortened by itself.
+    # Work after a wait of all ranks cannot make up for work before it, so each stretch
+    # of segments between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
             chosen_s = rounds_s[:, :, chosen]
+            # How long each rank works in these segments together, shape (I + 1, R).
             totals_s = chosen_s.sum(axis=2)
             # The work of the rank that is quickest in each round, shape (I + 1, number of
             # chosen segments).
@@ -835,12 +868,14 @@ def _in_rounds(schedule: Schedule) -> Floats:
     has the work behind the last wait of the earlier iteration, such as the update, and the
     work of the later iteration up to its last wait. Behind the last wait of an iteration,
     ranks go on into the next one without waiting for each other. So work of both iterations
-    in the same round can make up for each other.
-    Before the first iteration and behind the last one there is no work.
+    in the same round can make up for each other. The first round has no work of an earlier
+    iteration, and the last round none of a later one.
     """
+    # For each segment, whether it lies behind the last wait.
     behind = _behind_last_wait(schedule)
     n_iterations, n_ranks, n_segments = schedule.work_s.shape
     rounds_s = np.zeros((n_iterations + 1, n_ranks, n_segments))
+    # Iteration i ends in round i, and its work behind the last wait is in round i + 1.
     rounds_s[1:, :, behind] = schedule.work_s[:, :, behind]
     rounds_s[:-1, :, ~behind] = schedule.work_s[:, :, ~behind]
     return rounds_s
@@ -858,23 +893,25 @@ def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
     """Return the stretches of segments between waits, each as a mask of shape (S,).
 
-    A stretch lies between two instants at which all ranks have waited for a message,
-    and go on together. Waits in a row belong together, with the copies between them.
-    What follows the last wait belongs to the same stretch as the beginning of the next
-    iteration, and so to the first one.
+    A stretch lies between two instants at which all ranks have waited for messages, and
+    go on together. A segment is some work and then perhaps a wait. Successive segments
+    that end with a wait belong to one stretch, such as those that copy one bucket each
+    before they wait for the next one. The segments behind the last wait belong to the first
+    stretch, because ranks go on from them into the next iteration without a wait.
     """
     stretch = 0
     stretch_of_segment = []
+    # Whether the segment before ends with a wait.
     was_wait = False
     for segment in schedule.segments:
         is_wait = segment.action == WAIT
-        # A stretch begins behind the last one of some waits in a row.
+        # A stretch begins behind the last one of successive waits.
         if was_wait and not is_wait:
             stretch += 1
         stretch_of_segment.append(stretch)
         was_wait = is_wait
-    # The last stretch goes on as the first one of the next iteration, and so is the
-    # same.
+    # A traced iteration ends with its update and without a wait. Its last stretch is the
+    # beginning of the first stretch of the next iteration, and so has the number 0, too.
     numbers = np.array(stretch_of_segment)
     numbers[numbers == stretch] = 0
     return [numbers == number for number in np.unique(numbers)]
@@ -883,11 +920,12 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
 def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
     """Return the work of a rank, made so short that its total is what others take.
 
-    Work has a row for each iteration and a column for each of some segments: that of
-    the rank is ``own_s``, and that of the others is ``other_s``. ``other_total_s``, of
-    shape (I,), is how long others work in all these segments together. The rank is made
-    faster in those segments only in which it is slower than the others, and in each of
-    them by the same share of the difference. The result has the shape of ``own_s``.
+    Work is in seconds, with a row for each round (`_in_rounds`) and a column for each of
+    some segments. That of the rank is ``own_s``, and that of the others, such as their
+    median, is ``other_s``. ``other_total_s``, with one value for each round, is how long
+    others work in all these segments together. The rank is made faster in those segments
+    only in which it is slower than the others, and in each of them by the same share of
+    the difference. The result has the shape of ``own_s``.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
@@ -902,7 +940,7 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
         out=np.zeros_like(all_slower_by_s),
         where=all_slower_by_s > 0,
     )
-    # The share of each iteration holds for all its segments.
+    # The share of each round holds for all its segments.
     return own_s - share[:, None] * slower_by_s
 
 
@@ -911,8 +949,9 @@ def _removals(
 ) -> dict[str, Callable[[Schedule], Schedule]]:
     """Return for each cause a function that removes it from a schedule.
 
-    As they are functions, one removal can follow another. They are in the order of the
-    waterfall, except that it takes the buffers last.
+    Because removals are functions of a schedule, one can follow another. The result has
+    them in the order in which `_waterfall` applies them, except that it removes the buffers
+    last.
 
     ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
     cannot be told apart, and have no removals.
@@ -926,7 +965,8 @@ def _removals(
     if of_buffers.any():
         removals["buffers"] = partial(Schedule.without_messages, removed=of_buffers)
     if cost is not None:
-        # What exceeds the start-up of a message is the time of its bytes.
+        # What exceeds the start-up of a message is the time of its bytes. The start-up has the
+        # shape (K,), and is infinite for messages that are nothing but start-up.
         startup_s = _most_startup_s(training, cost)
         bytes_s = np.maximum(training.schedule.message_s - startup_s, 0.0)
         removals["start-up"] = partial(_without_startup, startup_s=startup_s)
@@ -968,19 +1008,20 @@ def _waterfall(
 ) -> tuple[tuple[str, float], ...]:
     """Return what the iteration takes as one cause after the other is removed.
 
-    ``removals`` has a function for each cause that removes it from a schedule. The
-    first entry of the result is the iteration with all causes.
+    ``removals`` has a function for each cause that removes it from a schedule. The result
+    has the name of each cause, and the seconds that the iteration takes without this cause
+    and those before it. The first entry, "nothing", is the iteration with all causes.
     """
     steps = [("nothing", compared.iteration_s)]
     gained_s = 0.0
-    # Buffers are removed last. Without their messages, arrays of K messages that other
-    # removals take off would no longer fit the schedule.
+    # Buffers are removed last. The other removals take off arrays with a column for each of
+    # K messages, which do not fit a schedule that lacks the messages of the buffers.
     order = [name for name in removals if name != "buffers"]
     order += [name for name in removals if name == "buffers"]
     for name in order:
         schedule = removals[name](schedule)
         gain_s = float(np.median(compared.gains_s(schedule)))
-        # As in `Comparison.cause`, no removal costs time.
+        # No removal costs time. Where the replay shows a small loss, the gain stays as it was.
         gained_s = max(gained_s, gain_s)
         steps.append((name, compared.iteration_s - gained_s))
     return tuple(steps)
@@ -992,7 +1033,9 @@ def _waterfall(
 def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
     """Return what each judged iteration gains without the delay of a rank, shape (R, J).
 
-    One rank at a time is made no slower than the others, in all phases together.
+    Judged iterations are those that the explanation is about. There are J of them, and
+    each is compared with its own replay without a change. One rank at a time is made no
+    slower than the others, in all phases together. The gains are in seconds.
     """
     schedule = training.schedule
     gains_s = [
@@ -1007,11 +1050,13 @@ def _causes_by_rank(
 ) -> list[Cause]:
     """Return the causes that are the delay of one rank, the slowest rank first.
 
-    ``gains_by_rank_s``, shape (R, J), is what judged iterations gain without the delay
-    of each rank. Ranks that cost hardly anything are not listed.
+    ``gains_by_rank_s``, shape (R, J), is what each of J judged iterations gains without
+    the delay of each rank, in seconds. Ranks that cost hardly anything are not listed.
     """
     schedule = training.schedule
     medians_s = np.median(gains_by_rank_s, axis=1)
+    # The ranks by their gains, the largest first. Each one costs a replay for each phase, so
+    # only the first ones are tried.
     order = np.argsort(-medians_s)
     causes = []
     for rank in order[:MOST_RANKS_TRIED].tolist():
@@ -1040,7 +1085,7 @@ def _straggler(
     straggler, the second result says which of these conditions it does not meet. Otherwise the
     second result is empty.
     """
-    # Ranks are causes only if they cost something.
+    # Without causes, no rank costs anything.
     if not causes or causes[0].gain_share <= LEAST_SHARE:
         return None, ""
     slowest = causes[0]
@@ -1052,7 +1097,7 @@ def _straggler(
         )
     medians_s = np.median(gains_by_rank_s, axis=1)
     # The ranks that cost the most and the next most, and their gains by iteration. The first is
-    # the rank of `slowest`.
+    # the rank of ``slowest``. There are always two, as `bounds` explains a rank alone.
     first, second, *_ = np.argsort(-medians_s)
     first_s = gains_by_rank_s[first]
     second_s = gains_by_rank_s[second]
@@ -1085,10 +1130,11 @@ def _straggler(
 
 
 def _advice_to_judge(late: np.ndarray) -> str:
-    """Return how to judge late iterations alone, "" if too few of them are late.
+    """Return how to judge late iterations alone, "" if too few iterations are late.
 
     ``late`` has the numbers of the iterations in which a rank is late.
     """
+    # With fewer judged iterations, no rank is called a straggler.
     if len(late) < LEAST_JUDGED:
         return ""
     which = "its late iterations"
@@ -1114,11 +1160,13 @@ def _of_gradients(training: TracedTraining) -> np.ndarray:
 def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> None:
     """Raise UserError if messages take longer by the reference than in the trace.
 
-    The reference is their cost on the idle machine, which must be the lower one.
+    The reference is their cost on the idle machine. It should be no more than the time in
+    the trace, for which `MOST_REFERENCE` allows some tolerance.
     """
-    gradients = _of_gradients(training)
-    sizes = training.message_bytes[gradients]
-    traced_s = np.median(training.schedule.message_s, axis=0)[gradients]
+    # Which messages carry gradients of known size. Only these are compared.
+    has_gradients = _of_gradients(training)
+    sizes = training.message_bytes[has_gradients]
+    traced_s = np.median(training.schedule.message_s, axis=0)[has_gradients]
     reference_s = np.asarray(reference(sizes))
     ratio = float(reference_s.sum() / traced_s.sum())
     if ratio > MOST_REFERENCE:
@@ -1150,16 +1198,19 @@ def _costs_of_traced_messages(
 ) -> _Costs | None:
     """Return what messages cost by their size: a line through those of the trace.
 
-    It goes through the medians over the judged iterations, and for each bootstrap sample
-    through those over its iterations. The result is None if the sizes are too much alike
-    to tell the start-up from the bytes, or if their times do not grow with their sizes.
+    The cost is a line through the medians over the judged iterations. For each bootstrap
+    sample of these iterations there is a further line, through the medians over the
+    iterations of the sample. The result is None if there are fewer than two messages, if
+    their sizes are too much alike to tell the start-up from the bytes, or if their times
+    do not grow with their sizes.
     """
-    gradients = _of_gradients(training)
-    sizes = training.message_bytes[gradients]
+    # Which messages carry gradients of known size.
+    has_gradients = _of_gradients(training)
+    sizes = training.message_bytes[has_gradients]
     if len(sizes) < 2 or sizes.max() < LEAST_SIZE_RATIO * sizes.min():
         return None
     # Shape (J, number of messages with gradients).
-    message_s = training.schedule.message_s[compared.judged][:, gradients]
+    message_s = training.schedule.message_s[compared.judged][:, has_gradients]
     typical_s = np.median(message_s, axis=0)
     # The fit divides by these times.
     if not (typical_s > 0).all():
@@ -1208,13 +1259,14 @@ def _gains_by_sample_s(
 ) -> Floats | None:
     """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
 
-    ``gains_by_cost_s`` returns what each judged iteration gains if messages cost so much,
-    shape (J,). The result is None if the cost was not fitted.
+    A gain is that by a change, such as a removed cause, in each of J iterations.
+    ``gains_by_cost_s`` returns these gains, shape (J,), if messages have the cost that it
+    is given. The result is None if the cost was not fitted.
 
     To replay the iterations with the cost of every sample would take a minute. They are
-    replayed with a few of these costs only. The gains then are taken as linear in the
-    start-up and in the time of a byte, which is a plane for each iteration. The gains by
-    all samples are read off these planes.
+    replayed with a few of these costs only. The gain of an iteration is then taken as
+    linear in the start-up and in the time of a byte, which is a plane. The gains by all
+    samples are read off these planes.
     """
     # A cost that is given, as that of a reference, has no bootstrap samples.
     if not costs.resampled:
@@ -1222,12 +1274,15 @@ def _gains_by_sample_s(
     fitted = costs.cost
     # Only lines through the messages of a trace are resampled.
     assert isinstance(fitted, AlphaBeta)
+    # How far the start-up and the time of a byte of each sample are from the fitted ones,
+    # shape (SAMPLES, 2).
     lines = [(line.alpha_s, line.beta_s_per_byte) for line in costs.resampled]
     changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
     # Seconds and seconds per byte are brought to the same scale. If all iterations are
     # alike, no line differs from the fitted one, and the scale of 1 avoids a division by 0.
     scale = changes.std(axis=0)
     changes = changes / np.where(scale > 0, scale, 1.0)
+    # The planes go through the gains by the fitted cost, so only their slopes are fitted.
     gains_s = gains_by_cost_s(fitted)
     tried = costs.resampled[:FITS_TRIED]
     changes_of_gains_s = [gains_by_cost_s(cost) - gains_s for cost in tried]
@@ -1270,7 +1325,10 @@ def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
 
 
 def _described_messages(training: TracedTraining) -> tuple[dict[str, Any], ...]:
-    """Return the messages of an iteration as `Explanation.messages` lists them."""
+    """Return the messages of an iteration as `Explanation.messages` lists them.
+
+    The seconds of a message are the median over all iterations of the trace.
+    """
     medians_s = np.median(training.schedule.message_s, axis=0)
     described = []
     for message, seconds in zip(training.messages, medians_s, strict=True):
@@ -1292,7 +1350,7 @@ def _remedies(
 ) -> Iterator[Remedy]:
     """Yield what can be changed, with what the iteration would take then.
 
-    ``costs`` is what messages cost by their size. Without it, nothing is known of
+    ``costs`` is what messages cost by their size. Without ``costs``, nothing is known of
     another link and of other buckets.
     """
     schedule = training.schedule
@@ -1301,8 +1359,8 @@ def _remedies(
         for trace in training.traces
         for iteration in trace.iterations
     )
-    # Where nothing is copied from buckets back into gradients, these are views of the
-    # buckets already. All copies are taken off here, and views save no more than these.
+    # Where nothing is copied from buckets back into gradients, the gradients are views of the
+    # buckets already. All copies are taken off here, and views save no more than all copies.
     if copies_back:
         gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
         yield compared.remedy(
@@ -1328,17 +1386,19 @@ def _gains_of_link_s(
 ) -> Floats:
     """Return what judged iterations gain by a link of twice the rate, shape (J,), in seconds.
 
-    Twice the rate halves the time of bytes and leaves the start-up.
+    Judged iterations are those that the explanation is about. ``cost`` is what messages
+    cost by their size. Twice the rate halves the time of bytes and leaves the start-up.
     """
     schedule = training.schedule
     current_s = schedule.message_s
     if schedule.in_flight > 1:
         # Messages that share a link do not share it quite equally. Their sum is in the
-        # trace, and how it is divided among them is better known from their cost. The
-        # copy keeps the times of the schedule, which is used again below, as they are.
+        # trace, and how it is divided among them is better known from their cost. They are
+        # changed in a copy, because the schedule is used again below.
         current_s = current_s.copy()
         sizes = training.message_bytes[of_backward(training)]
         current_s[:, of_backward(training)] = costed_messages_s(training, cost, sizes)
+    # What exceeds the start-up of a message is the time of its bytes.
     bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
     now_s = schedule.with_messages(current_s).replay().iteration_s
     then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
@@ -1351,10 +1411,9 @@ def _bucket_remedies(
 ) -> Iterator[Remedy]:
     """Yield the best choices of other buckets, as far as they gain anything.
 
-    ``costs`` is what messages of other sizes take.
-
-    These are at most `MOST_BUCKETS` of DDP's default, of other caps on the size of a
-    bucket, and of the best buckets that a list of caps can impose.
+    ``costs`` is what messages cost by their size. The choices are DDP's default, other caps
+    on the size of a bucket, and the best buckets that a list of caps can impose. At most
+    `MOST_BUCKETS` of them are yielded.
     """
     buckets = Buckets.of(training, costs.cost)
     if buckets is None:
@@ -1366,6 +1425,7 @@ def _bucket_remedies(
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(
         buckets.workload, costs.cost
     )
+    # What each judged iteration gains by a setting, and the plan of the setting.
     gains_by_setting: dict[str, Floats] = {}
     plan_of_setting: dict[str, FusionPlan] = {}
     # Several caps can give the same buckets, or those that the training has already.
@@ -1409,7 +1469,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     trace : RankTrace
         The trace.
     iterations : sequence of int, optional
-        The numbers of the iterations to judge, by default all.
+        The numbers of the iterations to judge, which the bounds are about. By default all
+        are judged.
 
     Returns
     -------
@@ -1420,7 +1481,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     Raises
     ------
     UserError
-        If the training had one rank only.
+        If the training had one rank only, or if the trace lacks one of ``iterations``.
     """
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
@@ -1432,7 +1493,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
     compute_s = _typical_work_s(schedule, judged)
-    # Both are medians over iterations, whose difference can be below 0.
+    # Time that the rank does not work is exposed. Both terms are medians over iterations,
+    # whose difference can be below 0.
     exposed_s = max(0.0, compared.iteration_s - compute_s)
     without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
     gains_s = compared.gains_s(without_messages)
@@ -1475,8 +1537,8 @@ def _findings_of_one_rank(
 ) -> Iterator[Finding]:
     """Yield what the trace of one rank does not tell.
 
-    ``most_waiting_s`` is what waiting costs an iteration at most, by ``n_judged``
-    iterations.
+    ``most_waiting_s`` is what waiting costs an iteration at most. It follows from
+    ``n_judged`` iterations.
     """
     missing = "the traces of the other ranks"
     # A trace that does not say how many ranks there were has 0 for it.

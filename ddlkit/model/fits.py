@@ -96,7 +96,8 @@ def compare(
     Returns
     -------
     Comparison
-        Errors and fits by form. A form that cannot be fitted to these times has no fit.
+        Errors and fits by form, and the form that "auto" chooses. A form that cannot be
+        fitted to these times has no fit.
 
     Raises
     ------
@@ -114,6 +115,7 @@ def compare(
 
     # All names once, in their order: the candidates of "auto" first.
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
+    # The relative errors of each form at sizes that were held out of its fit.
     held_out = errors_by_form(names, sizes, seconds)
     # The other forms are shown, but "auto" does not choose them.
     automatic = {form: held_out[form] for form in SIMPLE_FIRST if form in held_out}
@@ -228,6 +230,7 @@ class Measured(NamedTuple):
         >>> Measured.of([1024, 4096], "nccl")
         Measured(from_bytes=1024.0, to_bytes=4096.0, devices='GPUs')
         """
+        # None and programs whose devices are not known are left out.
         known_devices = {
             _DEVICES[program] for program in programs if program in _DEVICES
         }
@@ -260,6 +263,7 @@ class Measured(NamedTuple):
             If the JSON states sizes that are not positive numbers, or a device that is
             not a text.
         """
+        # A cost that was written by hand has no entry "fit". All values are then None.
         fitted = description.get("fit", {})
         measured = cls(
             from_bytes=fitted.get("from_bytes"),
@@ -267,6 +271,7 @@ class Measured(NamedTuple):
             # Costs that earlier versions wrote have the devices under another name.
             devices=fitted.get("devices", fitted.get("between")),
         )
+        # A missing size counts as right.
         are_sizes = _is_size(measured.from_bytes) and _is_size(measured.to_bytes)
         if not are_sizes or not isinstance(measured.devices, str | None):
             raise UserError(
@@ -304,7 +309,7 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     """
     error = fitted["median_abs_relative_error"]
     held_out_error = fitted["median_abs_held_out_error"]
-    # With too few sizes to hold one out, this error is None.
+    # With too few sizes to hold one out, the error at held-out sizes is None.
     if held_out_error is not None and error > max(10 * held_out_error, 0.01):
         yield (
             f"half of the rows are off by {error:.1%} and more, medians of sizes held "
@@ -349,7 +354,7 @@ def strange_times(
         linearly between neighbouring sizes, and is rarely far off if times depend on
         the size at all.
     remedy : str, optional
-        What the user can do about all of them. By default, each warning says so itself.
+        What all warnings advise. By default, each warning has advice of its own.
 
     Yields
     ------
@@ -369,9 +374,10 @@ def strange_times(
     """
     row_sizes = np.asarray(sizes, float)
     row_seconds = np.asarray(seconds, float)
-    # The distinct sizes, and the times of each of them.
+    # The distinct sizes in ascending order, and an array of the times of each of them.
     distinct, groups = grouped(row_sizes, row_seconds)
     medians_s = np.array([np.median(group) for group in groups])
+    # The index of the size whose time is strangest, or None.
     outlier = _outlier(distinct, medians_s)
     if outlier is not None:
         # `_outlier` never returns the first or the last size, so both neighbours exist.
@@ -389,7 +395,7 @@ def strange_times(
         row_seconds = row_seconds[is_other]
         distinct = np.delete(distinct, outlier)
         medians_s = np.delete(medians_s, outlier)
-    yield from _fall(distinct, medians_s, remedy)
+    yield from _slower_than_larger(distinct, medians_s, remedy)
     yield from _far_off_held_out(form, row_sizes, row_seconds, remedy)
 
 
@@ -403,7 +409,7 @@ def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
         Rows with several messages in flight are ignored, and so are rows during which
         other programs used the cores.
     remedy : str, optional
-        What the user can do about all of them. By default, each warning says so itself.
+        What all warnings advise. By default, each warning has advice of its own.
 
     Yields
     ------
@@ -413,6 +419,7 @@ def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
     # Importing this takes pandas and SciPy, which other functions here do not need.
     from ddlkit.model.calibration import undisturbed
 
+    # `undisturbed` leaves out rows during which other programs used the cores.
     one_at_a_time = undisturbed(rows[rows["in_flight"] == 1])
     yield from strange_times(
         one_at_a_time["bytes"], one_at_a_time["seconds"], remedy=remedy
@@ -440,12 +447,13 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     of no use here: between sizes that are far apart, it lies far above the times of usual
     costs.
     """
+    # The first and the last size have one neighbour only, and are never outliers.
     if len(sizes) < 3:
         return None
     log_sizes = np.log(sizes)
     log_s = np.log(medians_s)
     # Logarithms of the times of each inner size and of its two neighbours. All arrays
-    # below have an element for each inner size.
+    # below have an element for each inner size. A factor on a time is added as a logarithm.
     smaller = log_s[:-2]
     inner = log_s[1:-1]
     larger = log_s[2:]
@@ -454,10 +462,10 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
     interpolated = smaller + share * (larger - smaller)
     slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
     # A larger neighbour may take longer in proportion to its bytes.
-    bytes_ratio = log_sizes[2:] - log_sizes[1:-1]
+    log_bytes_ratio = log_sizes[2:] - log_sizes[1:-1]
     fast_limits = (
         smaller - np.log(TOO_SLOW),
-        larger - bytes_ratio - np.log(TOO_SLOW),
+        larger - log_bytes_ratio - np.log(TOO_SLOW),
     )
     # By how much each inner size exceeds its limits, as a logarithm. The excess is
     # negative within the limits. A slow size exceeds all three limits, hence the
@@ -482,14 +490,15 @@ def other_unit(sizes: ArrayLike, seconds: ArrayLike) -> list[str]:
     Parameters
     ----------
     sizes : array_like, shape (n,)
-        The sizes of messages in bytes, of a file that ddlkit has not written.
+        The sizes of messages in bytes, from a file that another program or a user wrote.
     seconds : array_like, shape (n,)
-        The time of each message.
+        The time of each message, as if the file had seconds.
 
     Returns
     -------
     list of str
-        No warning if the fastest message of the smallest size is quick, or large.
+        One warning, or none: if there are no messages, if the smallest size is above
+        `SMALL_BYTES`, or if its fastest message takes less than `LONG_STARTUP_S`.
     """
     row_sizes = np.asarray(sizes, float)
     row_seconds = np.asarray(seconds, float)
@@ -505,11 +514,14 @@ def other_unit(sizes: ArrayLike, seconds: ArrayLike) -> list[str]:
     ]
 
 
-def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterator[str]:
+def _slower_than_larger(
+    sizes: Floats, medians_s: Floats, remedy: str | None = None
+) -> Iterator[str]:
     """Yield a warning if a smaller size takes TOO_SLOW times as long as a larger one.
 
-    The warning names the pair of sizes with the largest ratio. ``sizes``, shape (s,),
-    increase, and ``medians_s`` has the median time of each of them.
+    The warning names the pair of sizes with the largest ratio of times. ``sizes``, shape
+    (s,), increase, and ``medians_s`` has the median time of each of them. ``remedy`` is
+    what the warning advises, by default to measure again.
     """
     # For each size, the longest time among it and all smaller sizes.
     slowest_so_far = np.maximum.accumulate(medians_s)
@@ -517,7 +529,7 @@ def _fall(sizes: Floats, medians_s: Floats, remedy: str | None = None) -> Iterat
     larger = int(np.argmax(ratios))
     if ratios[larger] < TOO_SLOW:
         return
-    # The ratio is above 1, so a smaller size has the longest time.
+    # The ratio is above 1, so the longest time up to this size is that of a smaller one.
     smaller = int(np.argmax(medians_s[:larger]))
     yield (
         "smaller messages take longer than larger ones: "
@@ -534,9 +546,10 @@ def _far_off_held_out(
     """Yield a warning if a form is off by MOST_HELD_OUT at sizes held out of its fit.
 
     ``sizes`` and ``seconds`` are the size and the time of each measured message.
+    ``remedy`` is what the warning advises, by default to measure more.
     """
     held_out = held_out_errors(form, sizes, seconds)
-    # With too few sizes, none is held out.
+    # With too few sizes, none is held out. The median is that of absolute errors.
     if not held_out.sizes.size or held_out.median <= MOST_HELD_OUT:
         return
     worst = int(np.argmax(np.abs(held_out.errors)))
@@ -600,8 +613,10 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     outside = _not_measured(measured, sizes)
     if outside.size:
         sent = _format_range(outside.min(), outside.max())
-        # If all these messages have one size, it could be taken for their sum.
-        if outside.size > 1 and " to " not in sent:
+        # The text has one size, and not "... to ...", if the smallest and the largest size
+        # look alike. The size of several messages could be taken for their sum.
+        has_one_size = " to " not in sent
+        if outside.size > 1 and has_one_size:
             sent = f"{sent} each"
         verb = "is" if outside.size == 1 else "are"
         yield (
@@ -624,10 +639,11 @@ def doubts_of_devices(device: str, measured: Measured) -> Iterator[str]:
     Yields
     ------
     str
-        The warning.
+        The warning. None if one of the devices is not known.
     """
     if device in ("", "unknown") or measured.devices is None:
         return
+    # Every other device is a GPU, whatever its name.
     computed_on = "processors" if device == "cpu" else "GPUs"
     if measured.devices != computed_on:
         yield (
@@ -646,13 +662,16 @@ def doubts_of_units(
     measured : Measured
         What is known of the messages to which the cost was fitted.
     bytes_by_units : mapping of str to array_like, shape (G,)
-        The sizes of the messages in bytes, for each way to make units.
+        The sizes of the messages in bytes, for each way to divide a network into units,
+        such as "size:25MB".
 
     Yields
     ------
     str
-        The warning. It names the ways to make units if several are compared.
+        One warning about all ways to make units. It names those with sizes that were not
+        measured if several ways are compared.
     """
+    # Only the sizes that were not measured, of the ways to make units that have some.
     sizes_by_units = {}
     for units, n_bytes in bytes_by_units.items():
         outside = _not_measured(measured, np.asarray(n_bytes, dtype=float))

@@ -92,17 +92,18 @@ class NodeCosts:
 
     @classmethod
     def of(cls, times: DataFrame) -> NodeCosts:
-        """Return the costs in measured times.
+        """Return the costs of collectives from their measured times.
 
         Parameters
         ----------
         times : DataFrame
-            The columns ``collective``, ``nodes``, ``ranks``, ``bytes`` and ``seconds``.
+            The columns ``collective``, ``nodes``, ``ranks``, ``bytes`` and ``seconds``, with a
+            row for each timed message.
 
         Returns
         -------
         NodeCosts
-            A table for each collective, number of nodes and number of ranks.
+            A table of median times for each collective, number of nodes and number of ranks.
         """
         tables = []
         # `groupby` sorts by these columns, so the tables are in the order of their nodes.
@@ -208,7 +209,7 @@ class NodeCosts:
         Returns
         -------
         NodeTable or None
-            The table.
+            The table, None if these nodes and ranks were not measured.
         """
         for table in self.of_collective(collective):
             if (table.nodes, table.ranks) == (nodes, ranks):
@@ -235,8 +236,8 @@ class NodeCosts:
             return True
         if nodes == 1:
             return False
-        # Both have as many GPUs on each node: table.ranks / table.nodes == ranks / nodes. Products
-        # of integers are compared, because quotients are rounded.
+        # A table has as many GPUs on each node if table.ranks / table.nodes == ranks / nodes.
+        # Products of integers are compared, because quotients are rounded.
         return any(
             table.nodes > 1 and table.ranks * nodes == ranks * table.nodes
             for table in self.of_collective(collective)
@@ -270,7 +271,7 @@ class NodeCosts:
                 f"the tables of {collective} are of one node, which says nothing of the network: "
                 "measure it on two nodes or more"
             )
-        # The tables are in the order of their nodes.
+        # The tables are in the order of their nodes, so that the last one has the most.
         not_larger = [table for table in several if table.nodes <= nodes]
         anchor = not_larger[-1] if not_larger else several[0]
         # A collective that is not listed has no law by which its times grow.
@@ -301,10 +302,11 @@ class NodeCosts:
         Returns
         -------
         Table
-            The measured times if these nodes were measured, or else times that are predicted from
-            the table that `anchor` returns. If a table of more nodes exists as well, its times
-            limit the predicted ones from above, because more nodes do not shorten a message.
-            Measured times are not changed, even if they are shorter than those of fewer nodes.
+            The measured times if these nodes and GPUs were measured, or else times that are
+            predicted from the table that `anchor` returns. If a table of more nodes exists as well,
+            its times limit the predicted ones from above, because more nodes do not shorten a
+            message. Measured times are not changed, even if they are shorter than those of fewer
+            nodes.
 
         Raises
         ------
@@ -323,9 +325,10 @@ class NodeCosts:
         anchor = self.anchor(collective, nodes)
         _refuse_one_size(anchor)
         seconds = self._predicted_s(anchor, nodes, ranks)
-        # The next larger number of nodes was measured, and limits the predicted times.
+        # If more nodes were measured, their times limit the predicted ones.
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
+            # The times of the larger table, interpolated at the sizes of the anchor's table.
             larger_s = _table(larger.sizes, larger.seconds, collective, ranks)(
                 anchor.sizes
             )
@@ -349,34 +352,37 @@ class NodeCosts:
         """Return the measured table of the next larger number of nodes than ``nodes``, or None.
 
         ``anchor`` is the table from which ``nodes`` nodes are predicted. The result has as many
-        GPUs on each node, and several sizes. It is None if there is no such table, or if ``anchor``
-        itself has more nodes than ``nodes``.
+        GPUs on each node as the anchor, and several sizes. It is None if there is no such table, or
+        if ``anchor`` itself has more nodes than ``nodes``.
         """
-        # All tables of several nodes are larger then, and the anchor is the smallest of them. It
-        # need not limit what is predicted from it.
+        # The anchor has more nodes only if it is the smallest table of several nodes. It need not
+        # limit what is predicted from it.
         if anchor.nodes > nodes:
             return None
         for table in self.of_collective(anchor.collective):
-            # As many GPUs on each node, as in `knows`.
-            is_alike = table.ranks * anchor.nodes == anchor.ranks * table.nodes
-            if table.nodes > nodes and is_alike and len(table.sizes) > 1:
+            # The tables have as many GPUs on each node if the quotients of ranks and nodes are
+            # equal. Products of integers are compared, because quotients are rounded.
+            has_equal_nodes = table.ranks * anchor.nodes == anchor.ranks * table.nodes
+            # A table of one size cannot be interpolated at the sizes of the anchor.
+            if table.nodes > nodes and has_equal_nodes and len(table.sizes) > 1:
                 return table
         return None
 
     def _predicted_s(self, anchor: NodeTable, nodes: int, ranks: int) -> Floats:
         """Return the predicted seconds of each size of a table, shape (k,).
 
-        ``anchor`` is the table, and ``nodes`` and ``ranks`` are what is predicted for. An
-        all-reduce is predicted at all sizes. Of other collectives, the seconds are NaN at sizes
-        that the table does not allow to predict.
+        ``anchor`` is the table from which they are predicted, for ``nodes`` nodes with ``ranks``
+        GPUs in all. An all-reduce is predicted at all sizes. Of other collectives, the seconds are
+        NaN at sizes that the table does not allow to predict.
         """
         # All-gathers and reduce-scatters follow another law than all-reduces.
         if anchor.collective != "all_reduce":
             ratio = nodes / anchor.nodes
-            # The last sizes are those that are predicted.
+            # The first sizes are those of the table, and the last ones those to predict for.
             return scaling.gathered_s(anchor.sizes, anchor.seconds, anchor.sizes, ratio)
         # The best bandwidth may have been measured on fewer nodes than the anchor has, but
-        # not on one node, whose GPUs do not use the network.
+        # not on one node, whose GPUs do not use the network. The anchor has several nodes, so
+        # it is always among these tables.
         bandwidths = [
             table.best_bytes_per_s
             for table in self.of_collective(anchor.collective)

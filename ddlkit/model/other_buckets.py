@@ -51,8 +51,10 @@ class Buckets:
         """Return the buckets of a training, or None if they cannot be told.
 
         They cannot be told if gradients have several types, if an iteration lacks
-        gradients that others have, or if gradients do not fill the messages.
+        gradients that others have, or if gradients do not fill the messages. ``cost`` is
+        what a message costs by its size.
         """
+        # All iterations that have the gradients of the first one have the same buckets.
         first = training.traces[0].iterations[0]
         sizes = [gradient.n_bytes for gradient in first.gradients]
         # Gradients of several types travel in buckets of their own, and so do not follow
@@ -61,6 +63,7 @@ class Buckets:
         if len(types) != 1:
             return None
         sent = [m.n_bytes for m in training.messages if m.in_backward]
+        # Behind which gradient the bucket of each message ends.
         ends = _ends_of_buckets(sizes, sent)
         if ends is None:
             return None
@@ -90,6 +93,7 @@ class Buckets:
         except that the messages behind them get other numbers.
         """
         old = self.training.schedule
+        # Which segments and messages of the old schedule are of backward.
         backward = _BackwardSegments.of(old)
         n_bytes = plan.group_bytes(self.workload).astype(float)
         before_s = old.message_s[:, : backward.messages.start]
@@ -114,6 +118,7 @@ class Buckets:
             message_s=message_s,
             startup_s=startup_s,
             rooted=rooted,
+            # How late ranks see the ends of the messages that they wait for.
             lag_s=_lags_s(old.lags_s, backward.messages, len(plan.ends)),
         )
 
@@ -131,6 +136,8 @@ class Buckets:
         # the index before it.
         posted_s = self.ready_s[:, :, np.array(plan.ends) - 1]
         until_post_s = np.diff(posted_s, axis=2, prepend=0.0)
+        # The whole work of backward, shape (I, R). If the last gradient is ready after that
+        # work, no work is left behind the last post.
         backward_s = old_s[:, :, backward.posting].sum(axis=2)
         after_last_post_s = np.maximum(backward_s - posted_s[:, :, -1], 0.0)
         # The time of copying, shape (I, R), is divided among the buckets in proportion
@@ -159,6 +166,7 @@ class Buckets:
         are made from the readiness of gradients. What this leaves out, such as the time to
         post a message, is thereby left out of both.
         """
+        # With the buckets of the trace, and with those of the plan.
         now_s = self.schedule(self.current).replay().iteration_s
         then_s = self.schedule(plan).replay().iteration_s
         gained_s: Floats = (now_s - then_s)[judged]
@@ -198,15 +206,15 @@ def costed_messages_s(
     In a training, messages can take longer or shorter than their cost. This difference is
     a factor on their start-ups if these make up most of the cost, and otherwise a factor
     on the time of their bytes. Each iteration has a factor of its own, for all its
-    messages: what they took together is known better than what each of them took, because
-    messages that share a link do not share it quite equally.
+    messages. It follows from what they took together, which is known better than what each
+    of them took, because messages that share a link do not share it quite equally.
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
     # A fitted line can have a start-up below 0.
     startup_s = max(0.0, cost.startup_s())
     # What all messages of backward in the trace cost together: start-ups, and the rest,
-    # which is the time of their bytes.
+    # which is the time of their bytes. The start-up of a message is at most its whole cost.
     startup_sum_s = np.minimum(startup_s, cost(traced_bytes)).sum()
     wire_sum_s = np.asarray(cost(traced_bytes)).sum() - startup_sum_s
     # What they took together in each iteration, shape (I,).
@@ -231,9 +239,9 @@ def costed_messages_s(
 def _lags_s(traced_s: Floats, in_backward: slice, n_messages: int) -> Floats:
     """Return how late ranks see the ends of messages, shape (I, R, number of messages).
 
-    ``traced_s``, shape (I, R, K), has these lags in the trace. The messages ``in_backward``
-    are replaced by ``n_messages`` others. In each iteration, the lag of a rank is the same
-    for all new messages: the median of its lags for the replaced ones.
+    These lags are in seconds. ``traced_s``, shape (I, R, K), has those of the trace. The messages
+    ``in_backward`` are replaced by ``n_messages`` others. In each iteration, the lag of a rank is
+    the same for all new messages: the median of its lags for the replaced ones.
     """
     typical_s = np.median(traced_s[:, :, in_backward], axis=2, keepdims=True)
     new_s = np.repeat(typical_s, n_messages, axis=2)
@@ -323,6 +331,7 @@ def _ends_of_buckets(
     gradients do not fill the messages, or if a message does not end with the last byte
     of a gradient.
     """
+    # The bytes of all gradients up to each one, and of all messages up to each one.
     bytes_ready = np.cumsum(gradient_bytes)
     bytes_sent = np.cumsum(message_bytes)
     if sum(message_bytes) != sum(gradient_bytes):
@@ -357,7 +366,7 @@ def _ready_of_all_s(
     # Ranks come first in the list, and iterations first in the result.
     ready_s = np.array(ready_of_ranks_s).transpose(1, 0, 2)
     # A training loop can mark the phases of an iteration in the trace. Its mark of backward
-    # can begin after the first gradients are ready. They then count as ready at 0.
+    # can begin after the first gradients are ready. These then count as ready at 0.
     in_backward_s = np.maximum(ready_s, 0.0)
     # A gradient cannot be sent before those in front of it.
     in_order_s: Floats = np.maximum.accumulate(in_backward_s, axis=2)
@@ -370,7 +379,8 @@ def _ready_s(iteration: RankIteration) -> Floats:
     A gradient can be sent when DDP has copied it into its bucket.
     """
     instants_s = [gradient.ready_s for gradient in iteration.gradients]
-    # Traces can lack the copies. They count if there is one for each gradient.
+    # Traces can lack the copies into buckets. They count if there is one for each gradient.
+    # Gradients and copies are both in the order of time.
     if len(iteration.copies_into) == len(instants_s):
         instants_s = [copy.end_s for copy in iteration.copies_into]
     return np.array(instants_s)

@@ -93,8 +93,10 @@ def interval_includes(communication: Communication) -> str:
     There are three cases. Without a contention, the interval has only the scatter and
     the drift of messages. With a contention that is assumed, it also has the drift of
     compute. With a contention that was measured, it also has the slowdowns, and lacks
-    nothing. If compute hides most messages, an interval of the first two cases is
-    hardly wider than a point, and would be wrong as an interval of 95%.
+    nothing. If the noise of messages is not known, the interval has the uncertainty of
+    their fitted cost in place of their scatter and drift. If compute hides most
+    messages, an interval of the first two cases is hardly wider than a point, and would
+    be wrong as an interval of 95%.
 
     The interval could be widened by the errors of recorded training. But iterations of
     recorded training took 0 to 31% longer than predicted without contention, depending
@@ -210,7 +212,8 @@ def forecast(
         iteration, communication, compute_scatter, compute_drift
     )
     # Iterations that are compared within the same minutes share the drift of compute.
-    # Without drift, each draw is shorter by the time that drift adds to compute.
+    # Without drift, each draw is shorter by the time that drift adds to compute. The drift
+    # is a factor on compute, such as 1.1 for compute that takes a tenth longer.
     without_drift_s = iterations_s - workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
@@ -240,9 +243,11 @@ def draw_iterations(
     Parameters
     ----------
     iteration : Iteration
-        The predicted iteration, with its contention if there is one.
+        The predicted iteration. If ``communication`` has a contention, it is the iteration
+        that `with_contention` returns.
     communication : Communication
-        What is known of the messages, with B draws of their cost.
+        What is known of the messages, with B draws of their cost, and with draws of the
+        slowdowns if there is a contention.
     compute_scatter : ndarray, shape (n,), optional
         Times of iterations of one worker alone over their median. By default,
         compute does not scatter.
@@ -265,6 +270,7 @@ def draw_iterations(
     costs = communication.draws
     contention = communication.contention
 
+    # Without noise, each message takes what its cost says: the factor is 1.
     message_factors: Floats | float = 1.0
     if communication.noise is not None:
         # Noise was measured by the bytes that are sent. A sparse group sends only the
@@ -280,6 +286,8 @@ def draw_iterations(
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
+    # Only real training has a contention. A replay sleeps for its compute times, which do
+    # not drift. The iteration has the median slowdowns, and draws have their own.
     if contention:
         normal = np.random.default_rng(2).standard_normal(len(costs))
         drift = np.exp(compute_drift * normal)
@@ -301,14 +309,14 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
     iteration : Iteration
         The iteration without contention.
     contention : Contention
-        The measured slowdowns, and the compute time of copies and buckets. A measured
-        time of copies replaces the time that ``iteration`` has.
+        The slowdowns by the size of a message, and the compute time of copies and buckets.
+        A measured time of copies replaces the time that ``iteration`` has.
 
     Returns
     -------
     Iteration
-        The workload, plan and cost of ``iteration`` with the slowdowns of the contention
-        in its link.
+        ``iteration`` with the slowdowns of its messages in its link, and with the times of
+        copies and buckets.
     """
     slowdown_of_compute, slowdown_of_messages = contention.of_messages(
         iteration.group_bytes
@@ -341,7 +349,7 @@ def issue_share(samples: DataFrame) -> float:
     Returns
     -------
     float
-        The ratio of the two medians. Near 1 the host limits the iteration, and far
+        The ratio of the median times. Near 1 the host limits the iteration, and far
         below 1 the GPU does. NaN if issuing was not timed.
     """
     median_s = samples.groupby("quantity")["seconds"].median()
@@ -474,8 +482,8 @@ def workload_of_case(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
-    # The slowest rank decides, because messages wait for all ranks. The dilation slows
-    # all ranks down, and the straggler's factor one of them.
+    # The slowest rank decides, because messages wait for all ranks. Both are factors on
+    # compute times: the dilation for all ranks, and the straggler's for one of them.
     slowest_factor = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slowest_factor).accumulated(case.accumulate)
@@ -492,6 +500,7 @@ def workload_of_case(
         )
     plan = plan_of(case)
     selecting = selections[case.selection_sha256]
+    # The time to select the sent share of the elements of each group of gradients.
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
     return with_selection(workload, plan, slowest_factor * selection_s)
 
@@ -529,17 +538,18 @@ def plan_with_contention(
     contention = communication.contention
     if spec != SEARCH:
         name, _, _ = spec.partition(":")
-        # Other plans can have a parameter behind a colon, and this one has none.
+        # Other plans can have a parameter behind a colon, and "search" has none.
         if name == SEARCH:
             raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
+        # The error also lists "search", which is no planner of `make_plan`.
         refuse_unknown_plan(name, SEARCH)
         return make_plan(spec, workload, cost)
     if contention is None:
         return make_plan("exact", workload, cost)
 
-    # `jointly` takes one slowdown for all messages. This is the slowdown of a message
-    # with the median size of a gradient. The slowdowns have the shape (2, 1): both of
-    # compute and of messages, for this one size.
+    # `jointly` takes one slowdown for all messages. Here it is the slowdown of a message
+    # with the median size of a gradient. `of_messages` returns the shape (2, 1): the
+    # slowdowns of compute and of messages for this one size.
     median_bytes = float(np.median(workload.bytes))
     slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
     # All messages are sent in the same way.

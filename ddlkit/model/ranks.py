@@ -129,23 +129,29 @@ def training_of(
     ordered = _in_order(traces)
     for trace in ordered:
         _refuse_without_shapes(trace)
+    # The first iterations can have other messages than all that follow, and are left out.
     alike, findings = _alike_iterations(ordered, least_iterations)
     # On a CPU, the thread of a message may write its end into the trace only after the rank
     # has gone on. The rank would then seem to wait while it works, so such ends are moved back to
     # when the rank went on. A GPU goes on when the message has ended on its stream, so that
     # its trace has the right ends.
-    usable = [_with_seen_ends(t) if t.device == "cpu" else t for t in alike]
+    usable = [
+        _with_seen_ends(trace) if trace.device == "cpu" else trace for trace in alike
+    ]
     _refuse_other_runs(usable)
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
+    # How long messages took once all ranks had posted them, shape (I, K).
     taken_s = _taken_s(usable)
+    # How many messages may be under way at once.
     in_flight = usable[0].in_flight
-    shared = _InOneClock.of(usable)
+    # What all ranks did by the clock of the first rank.
+    one_clock = _InOneClock.of(usable)
     # The time of a message counts from when it can start on the last rank.
-    ends_s = shared.started_s.max(axis=1) + taken_s
+    ends_s = one_clock.started_s.max(axis=1) + taken_s
     if in_flight > 1:
         # Messages shared the link, so each has taken longer than it would alone.
-        ready_s = shared.posted_s.max(axis=1)
+        ready_s = one_clock.posted_s.max(axis=1)
         message_s, startups_s = _messages_alone_s(ready_s, ends_s, startup_s, in_flight)
     else:
         message_s = taken_s
@@ -161,21 +167,21 @@ def training_of(
         segments,
         work_s,
         message_s,
-        first_start_s=shared.first_start_s,
+        first_start_s=one_clock.first_start_s,
         in_flight=in_flight,
         startup_s=startups_s,
         rooted=_broadcasts_of_buffers(messages, segments),
-        # A rank that waits wakes up some tenths of a millisecond earlier or later than
-        # another rank, which counts in short iterations.
-        lag_s=shared.ended_s - ends_s[:, None, :],
-        # In a broadcast of gloo, rank 0 waits until the other ranks have the bytes. With
-        # NCCL, which stores small messages on the way, rank 0 goes on at once.
+        # The lag is how much later than the message ends a rank that waits for it goes on. It
+        # differs by some tenths of a millisecond between ranks, which counts in short iterations.
+        lag_s=one_clock.ended_s - ends_s[:, None, :],
+        # In a broadcast of gloo, rank 0 waits until the other ranks have the bytes. NCCL
+        # stores small messages on the way, so that rank 0 goes on at once.
         root_waits=not usable[0].uses_nccl,
     )
     return TracedTraining(
         traces=tuple(usable),
         schedule=schedule,
-        measured_s=shared.iteration_s,
+        measured_s=one_clock.iteration_s,
         numbers=np.array([iteration.number for iteration in usable[0].iterations]),
         messages=messages,
         copies_s=copies_s,
@@ -202,12 +208,17 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     """
     schedule = training.schedule
     if schedule.in_flight == 1:
+        # Each message was alone, so its time stays. A message that is shorter than the
+        # start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, schedule.message_s)
         return replace(training, schedule=replace(schedule, startup_s=startups_s))
-    shared = _InOneClock.of(training.traces)
-    ends_s = shared.started_s.max(axis=1) + _taken_s(training.traces)
+    # As in `training_of`: a message ends when it has taken its time, counted from when it can
+    # start on the last rank.
+    one_clock = _InOneClock.of(training.traces)
+    ready_s = one_clock.posted_s.max(axis=1)
+    ends_s = one_clock.started_s.max(axis=1) + _taken_s(training.traces)
     message_s, startups_s = _messages_alone_s(
-        shared.posted_s.max(axis=1), ends_s, startup_s, schedule.in_flight
+        ready_s, ends_s, startup_s, schedule.in_flight
     )
     changed = schedule.with_messages(message_s, startups_s)
     return replace(training, schedule=changed)
@@ -216,16 +227,17 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
 def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
     """Raise UserError if a trace cannot be of the same run as the first one.
 
-    A rank has the sum of an all-reduce only after every rank has posted it. Of two ranks,
-    neither therefore sees a message end before the other one posts it. This bounds by how
-    much the clock of one is ahead, from both sides. Two runs drift apart, because their
-    iterations take different times, and soon no difference of clocks is left that agrees
-    with all messages. The difference itself may have any size.
+    A rank has the sum of an all-reduce only after every rank has posted it. Of two
+    ranks, neither therefore sees a message end before the other one posts it. The
+    messages thus bound from both sides by how much the clock of one rank is ahead of
+    the other's. Two runs drift apart, because their iterations take different times,
+    and soon no difference of clocks is left that agrees with all messages. The
+    difference itself may have any size.
     """
     first, *others = traces
     first_posted_s, first_ended_s = _posts_and_ends_s(first)
     if not first_posted_s.size:
-        # Broadcasts alone tell nothing.
+        # All messages are broadcasts, which tell nothing: their root waits for no rank.
         return
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
@@ -238,10 +250,10 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
             other_ended_s - first_posted_s, SHARE_CONTRADICTING
         )
         lasted_s = first_ended_s.max() - first_posted_s.min()
-        # If this is above 0, no difference of clocks agrees with both bounds. The one in the
-        # middle misses each of them by half of it.
+        # If the lower bound is above the upper one, no difference of clocks agrees with both.
+        # The difference in the middle misses each bound by half of ``apart_s``.
         apart_s = ahead_at_least_s - ahead_at_most_s
-        # During one run, the clocks may have drifted apart.
+        # During one run, the clocks may have drifted apart by some of this.
         if apart_s > MOST_DRIFT * lasted_s:
             raise UserError(
                 f"{first.source} and {other.source} are of different runs: whatever the "
@@ -301,12 +313,13 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 "one trace for each rank"
             )
         by_rank[trace.rank] = trace
+    _refuse_two_trainings(traces)
     # Most traces say how many ranks there were, and the others have 0 for it. In any
     # case there were as many as the largest number of a rank says, counted from 0.
-    _refuse_two_trainings(traces)
     expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
-    # Of the missing ranks, eight are named. They are among the first numbers, so that a
-    # damaged number of a rank costs no time.
+    # Of the missing ranks, at most eight are named. They are among the first numbers: of as
+    # many numbers as there are traces and eight more, at least eight are missing. A number
+    # of a rank that is damaged, and very large, costs no time then.
     first_numbers = range(min(expected, len(by_rank) + 8))
     missing = [str(rank) for rank in first_numbers if rank not in by_rank]
     if missing:
@@ -359,13 +372,13 @@ def _alike_iterations(
         )
     # How many iterations come before the first one that has these messages.
     n_early = 0
-    # This ends at the last iteration, whose messages are the pattern.
+    # The loop ends at the last iteration at the latest, whose messages are the pattern.
     while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
     for trace in usable:
-        # Each iteration is compared with the last one, and with the same one on the
-        # first rank.
+        # The messages of each iteration must be those of the pattern, and must have the
+        # sequence numbers that they have in the same iteration on the first rank.
         pairs = zip(trace.iterations, usable[0].iterations, strict=True)
         for iteration, of_first in pairs:
             _refuse_other_messages(trace, iteration, last, traces[0])
@@ -443,7 +456,8 @@ def _refuse_other_messages(
 ) -> None:
     """Raise UserError if an iteration has other messages than it should have.
 
-    ``expected`` are the messages of the last iteration of ``first``, the first trace.
+    ``iteration`` is one of ``trace``. ``expected`` are the messages of the last iteration
+    of ``first``, the first trace.
     """
     own = _message_kinds(iteration)
     if own == list(expected):
@@ -468,7 +482,7 @@ def _refuse_other_numbers(
 ) -> None:
     """Raise UserError if messages have other sequence numbers than on the first rank.
 
-    ``iteration`` is one of ``trace``, and ``of_first`` is the same one on the first
+    ``iteration`` is one of ``trace``, and ``of_first`` is the same iteration on the first
     rank. NCCL numbers the messages of a process group alike on all ranks. Equal sizes
     can hide that one rank is a message behind. Gloo writes no numbers, which are -1
     then.
@@ -501,6 +515,7 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     nothing, which is a mark. A rank waits for the messages of backward at the end of backward, and
     for other messages as soon as it has posted them.
     """
+    # All iterations of all ranks have the same messages, so any of them will do.
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
@@ -549,11 +564,12 @@ def _waited_at_once(
     """Return the segments of messages that a rank waits for as soon as it posted them.
 
     ``numbers`` are those of the messages. Two messages are posted together if some rank
-    posted the second one before the first one had ended: it cannot have waited between
-    the two. The waits for messages that are posted together follow the last post of
-    them.
+    posted the second one before the first one had ended: that rank cannot have waited
+    between the two. The waits for messages that are posted together follow the last of
+    their posts.
     """
     segments: list[Segment] = []
+    # The numbers of the messages that have been posted and are not waited for yet.
     together: list[int] = []
     for k in numbers:
         # Unless message k is posted together with the one before, ranks first wait for
@@ -602,25 +618,30 @@ def _work_of_iteration_s(
     The second result, of the same shape, is how much of this work copies gradients into
     or out of buckets. Both are in seconds.
     """
-    copied_until_s = _copied_until_s(iteration)
     work_s = np.zeros(len(segments))
     copies_s = np.zeros(len(segments))
+    # When the bucket of each message has been copied back into the gradients.
+    copied_until_s = _copied_until_s(iteration)
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
     for s, segment in enumerate(segments):
         # An end that lies before now stands for a segment without work.
         end_s = max(ends_s[s], now_s)
         work_s[s] = end_s - now_s
+        # Copies into buckets run between other work, so they are summed one by one.
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        # Between its waits at the end of backward, a rank does nothing but copy back.
-        is_behind_backward = (
+        # One segment of backward ends with its compute, at ``backward_end_s``. Those that
+        # end later lie behind it. In them a rank waits and copies buckets back, and does
+        # nothing else, so all of their work is copying.
+        is_behind_compute = (
             segment.phase == "backward" and end_s > iteration.backward_end_s
         )
-        if is_behind_backward and iteration.copies_back:
+        if is_behind_compute and iteration.copies_back:
             copies_s[s] = work_s[s]
         now_s = end_s
+        # The next segment begins when the message has ended.
         if segment.action == WAIT:
             now_s = max(now_s, iteration.messages[segment.message].ended_s)
     return work_s, copies_s
@@ -633,9 +654,9 @@ def _ends_of_segments_s(
 ) -> list[float]:
     """Return until when a rank works in each segment, in seconds.
 
-    ``copied_until_s`` says when the bucket of each message is copied back. A rank begins
-    to wait for a message of backward when it has copied the bucket before. An end that
-    lies before the end of the previous segment stands for no work.
+    ``copied_until_s`` says when the bucket of each message has been copied back. A rank
+    begins to wait for a message of backward when it has copied the bucket before. An end
+    that lies before the end of the previous segment stands for no work.
     """
     # When the marks of each phase are, in their order. Backward has two marks: the end
     # of its compute, and the end of copying.
@@ -648,16 +669,17 @@ def _ends_of_segments_s(
     ends_s = []
     for segment in segments:
         if segment.action == MARK:
+            # The next mark of the phase, which is removed.
             ends_s.append(marks_s[segment.phase].pop(0))
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
             # Before this wait, the rank copies the bucket of the message before. If that
-            # message is not of backward, nothing is copied, and this is the start of the
-            # iteration.
+            # message is not of backward, nothing is copied. Its entry is then the start of
+            # the iteration, which stands for no work.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # Before any other wait the rank does no work.
+            # Before any other wait the rank does no work, for which the start stands.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -682,7 +704,7 @@ def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
     out.
     """
     copies_of: dict[int, list[Copy]] = {}
-    # Elements of the messages so far, and of the copies that belong to them.
+    # The number of elements of the messages so far, and of the copies that belong to them.
     sent = 0
     copied = 0
     remaining = list(iteration.copies_back)
@@ -707,7 +729,8 @@ def _with_seen_ends(trace: RankTrace) -> RankTrace:
     The thread that moves a message can be stopped by the operating system between telling
     the training that the message has ended and writing this end into the trace. The rank
     has seen the end at the latest when it begins to copy the bucket of the message back,
-    or where nothing is copied, when the iteration ends. A later end is moved back to this.
+    or where nothing is copied, when the iteration ends. A later end is moved back to this
+    instant, but not before the start of the message.
     """
     iterations = []
     for iteration in trace.iterations:
@@ -783,8 +806,10 @@ class _InOneClock(NamedTuple):
             ]
         )
         instants_s = instants_of_ranks_s.transpose(1, 0, 2, 3)
+        # How far the clock of each rank is ahead, shape (I, R), from the ends of messages.
         offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
         instants_s = instants_s - offsets_s[:, :, None, None]
+        # Lists of the shape (R, I), which are transposed to (I, R) below.
         own_starts_s = [[i.start_s for i in trace.iterations] for trace in traces]
         own_ends_s = [[i.end_s for i in trace.iterations] for trace in traces]
         return cls(
@@ -822,6 +847,7 @@ def _ahead_of_first_rank_s(ends_s: Floats) -> Floats:
     of the clock of the first rank by the median difference of their ends, over the
     messages of some iterations.
     """
+    # How much later each message ends by the clock of a rank than by that of the first rank.
     differences_s = ends_s - ends_s[:, :1]
     ahead_s = np.empty(ends_s.shape[:2])
     for i in range(len(ends_s)):
@@ -842,13 +868,14 @@ def _messages_alone_s(
 
     All arrays have shape (I, K). ``ready_s`` is when the last rank had posted each
     message, and ``ends_s`` is when the message ended. At most ``in_flight`` messages are
-    under way at once. The start-up of a message is ``most_startup_s``, or all of its time
-    if that is shorter.
+    under way at once. The start-up of a message is ``most_startup_s``, or the whole time
+    of a message that takes less.
     """
     messages_alone_s = np.empty_like(ends_s)
     startups_s = np.empty_like(ends_s)
     for i in range(len(ends_s)):
         starts_s = _starts_s(ready_s[i], ends_s[i], in_flight)
+        # A message that is shorter than the start-up is nothing but start-up.
         startups_s[i] = np.minimum(most_startup_s, ends_s[i] - starts_s)
         messages_alone_s[i] = alone_s(starts_s, ends_s[i], startups_s[i], in_flight)
     return messages_alone_s, startups_s
@@ -857,14 +884,16 @@ def _messages_alone_s(
 def _starts_s(ready_s: Floats, ends_s: Floats, in_flight: int) -> Floats:
     """Return when the messages of one iteration start, shape (K,), in seconds.
 
-    All arrays have this shape. A message starts when it is ready and fewer than ``in_flight``
+    ``ready_s``, shape (K,), is when the last rank had posted each message, and ``ends_s``, shape
+    (K,), is when the message ended. A message starts when it is ready and fewer than ``in_flight``
     earlier messages are still under way. The time that a thread needs to turn from one message
     to the next counts as time of the next one.
     """
+    # The first ``in_flight`` messages start when they are ready.
     starts_s = ready_s.copy()
     for k in range(in_flight, len(starts_s)):
         # Message k can start once all earlier messages but ``in_flight - 1`` have ended.
-        # That is when the one with the ``in_flight``-th latest end has ended.
+        # Of their ends, this is the ``in_flight``-th latest.
         freed_s = np.sort(ends_s[:k])[-in_flight]
         starts_s[k] = max(starts_s[k], freed_s)
     # Ranks see the end of a message at slightly different times, so that a message can
@@ -882,9 +911,9 @@ def _contention_s(
 
     ``segments`` are those of an iteration, as `_segments` returns them. The first
     result is in seconds, for each iteration, rank and segment, shape (I, R, S). The
-    second result has a finding if the slowdown of most operators is not known.
-    ``taken_s``, shape (I, K), has the times of the K messages of each iteration once
-    all ranks had posted them.
+    second result has a finding if the slowdown is not known for most of the time that
+    operators ran during messages. ``taken_s``, shape (I, K), has the times of the K
+    messages of each iteration once all ranks had posted them.
 
     Only operators of backward are considered. Of operators of a rank that compute the
     same, the median time during messages is compared with the median time without a
@@ -896,15 +925,18 @@ def _contention_s(
     slowdowns = _slowdowns(runs)
     n_iterations = len(traces[0].iterations)
     contention_s = np.zeros((n_iterations, len(traces), len(segments)))
-    # The time of operators during messages, and of those whose slowdown is known.
+    # The time of all operators during messages, and of those whose slowdown is known.
     all_s = 0.0
     known_s = 0.0
+    # The index of the first segment of backward.
     first_of_backward = [segment.phase for segment in segments].index("backward")
     for run in runs:
         if not run.is_during_message:
             continue
         all_s += run.duration_s
+        # Operators with the same number ``alike`` compute the same from the same shapes.
         slowdown = slowdowns.get((run.rank, run.alike))
+        # It is not known if they ran too few times during messages or without.
         if slowdown is None:
             continue
         known_s += run.duration_s
@@ -960,7 +992,8 @@ def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
     for rank, trace in enumerate(traces):
         for i, iteration in enumerate(trace.iterations):
             ends_s = np.array([m.ended_s for m in iteration.messages])
-            # A message that waits for another rank moves no bytes and slows nothing.
+            # A message that waits for another rank moves no bytes and slows nothing, so it
+            # counts from when all ranks had posted it.
             starts_s = ends_s - taken_s[i]
             for operator in iteration.operators:
                 # For each message, whether it and the operator overlap in time.
@@ -997,6 +1030,7 @@ def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
     (`_Run.alike`). Operators that ran too few times during messages or without are left
     out.
     """
+    # By rank, by number of the operator, and by whether a message was under way.
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
         durations_s[run.rank, run.alike, run.is_during_message].append(run.duration_s)

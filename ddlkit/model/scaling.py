@@ -94,7 +94,7 @@ class Count:
         The fastest and the slowest job, None if there was one job, or the nominal 90% interval of a
         prediction.
     scaling_factor : float
-        The step on the smallest measured placement over this one.
+        The step on the smallest measured count over this one.
     scaling_factor_interval : pair of float or None
         The scaling factors of the slowest and the fastest step in ``interval_s``.
     measured : bool
@@ -161,8 +161,7 @@ class Explained:
     gpus, nodes : int
         The numbers of GPUs and of nodes.
     loss_s : float
-        How much longer the step is than on the smallest placement, in seconds. 0 if it is not
-        longer.
+        How much longer the step is than on the smallest count, in seconds. 0 if it is not longer.
     messages_s : float or None
         How much of the loss messages explain on a quiet network, in seconds. None if it is not
         known.
@@ -173,8 +172,8 @@ class Explained:
         The measured time of NCCL's kernels in a step, in seconds. None without sums of kernels.
     scatter_s : float or None
         How much of the loss the scatter of single ranks would explain at most. If every rank drew
-        its step from the single steps of the smallest placement, the slowest of all ranks would
-        take longer than the mean by this time. If that placement has several GPUs, they draw one
+        its step from the single steps of the smallest count, the slowest of all ranks would
+        take longer than the mean by this time. If that count has several GPUs, they draw one
         step together. It is at most ``loss_s``. None without single steps.
     unexplained_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
@@ -360,10 +359,11 @@ def scale(
     ----------
     steps : DataFrame
         Measured steps with the columns ``gpus``, ``nodes``, ``job`` and ``step_s``, and perhaps
-        ``step``, ``samples``, ``nccl`` and ``settings``, as `ddlkit.read_steps` returns them.
+        ``step``, ``samples``, ``nccl`` and ``settings``, as `ddlkit.read_steps` returns them. A job
+        is one run of the training.
     nodes : int or sequence of int
-        The numbers of nodes to predict for. Each has as many GPUs as a node of the largest
-        measured count.
+        The numbers of nodes to predict for. Each node has as many GPUs as a node of the largest
+        measured count. A count is a number of GPUs and nodes.
     workload : Workload, optional
         The gradients of the network, for the time of messages alone. Its compute is scaled to
         the measured step.
@@ -423,12 +423,13 @@ def scale(
     jobs = _jobs_of(steps, findings)
     measured = _measured_counts(jobs)
     _refuse_unpredictable(measured, targets)
-    # The law of a step extrapolates the loss between these two counts.
+    # The law of a step extrapolates the loss from the smallest count to the anchor.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
-    # These counts have to be measured again.
+    # Counts that are slower than larger ones by more than jobs scatter: to be measured again.
     doubts = _doubts(jobs)
     findings += [_repeat(doubt) for doubt in doubts]
+    # Functions whose names begin with ``_on`` return what the user should know, if anything.
     findings += _on_fixed_batch(measured, doubts, has_samples="samples" in steps)
     findings += _on_gpus_per_node(measured, anchor)
     findings += _known_of_software(steps, collectives)
@@ -442,11 +443,13 @@ def scale(
         # The tables may end below the largest message of the training.
         if workload is not None:
             costs = costs.continued_to(_largest_bucket_bytes(workload))
+    # Counts also get the steps that they would have if nothing but messages lengthened them.
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
     findings += _on_messages_that_do_not_fit(counts, _scatter_of_jobs(measured))
-    # The counts are new objects, which also have the step if nothing but messages lengthened it.
+    # The counts are new objects now.
     anchor = _anchor([count for count in counts if count.measured])
 
+    # The time of NCCL's kernels in a step. What it contradicts is added to the findings.
     kernels_s = _kernels_s(kernels, kernel_steps, anchor, findings)
     explained = _explained(jobs, smallest, anchor, kernels_s)
     asked = _largest_asked(counts, targets, anchor.gpus_per_node)
@@ -478,13 +481,16 @@ _JOB = ("nodes", "gpus", "job")
 def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     """Return the jobs of each measured pair of GPUs and nodes, in the order of these numbers.
 
-    ``steps`` has been checked by `checked_steps`. What was left out of it is added to ``findings``.
+    A job is one run of the training. ``steps`` has been checked by `checked_steps`. What was left
+    out of it is added to ``findings``.
     """
-    # The samples are compared first, because the table without repeats has no such column.
+    # The samples are compared first, because the table without repeats has no column samples.
     steps = _of_equal_samples(steps, findings)
+    # The rows that several ranks have of one step become one row.
     steps = _without_repeats(steps)
     steps = _sorted_by_job(steps)
     steps = _without_launches(steps, findings)
+    # One object for each job, and below one for all jobs with the same GPUs and nodes.
     single_jobs = _single_jobs(steps)
     _refuse_copies(single_jobs, findings)
     _refuse_other_unit(single_jobs)
@@ -494,7 +500,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     jobs = []
     for (gpus, nodes), own in sorted(by_count.items()):
         means_s = tuple(job.mean_s for job in own)
-        # Rows of jobs with several rows are single steps. Other rows are means of whole jobs.
+        # The rows of a job with several rows are single steps. The only row of a job is its mean.
         single_s = [job.steps_s for job in own if job.is_single]
         jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
     return jobs
@@ -516,10 +522,13 @@ class _Job:
 def _single_jobs(steps: DataFrame) -> list[_Job]:
     """Return each job of ``steps``, in their order.
 
-    ``steps`` are sorted by `_sorted_by_job`, and have the columns ``job_number`` and ``is_single``.
+    A job is one run of the training. ``steps`` are sorted by `_sorted_by_job`. Their column
+    ``job_number`` counts the jobs, and ``is_single`` says whether a row is one step of its job and
+    not the job's mean step.
     """
     job_number = steps["job_number"].to_numpy()
     step_s = steps["step_s"].to_numpy()
+    # The index of the first row of each job.
     _, first_rows = np.unique(job_number, return_index=True)
     if len(first_rows) == len(steps):
         # Every job has one row, whose mean is the row itself.
@@ -550,14 +559,14 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
     """Return the steps in the order of nodes, GPUs, jobs and the numbers of steps.
 
     The rows of a job then stand together. The new column ``job_number`` counts the jobs in this
-    order from 0. It takes the place of `_JOB` as the key of a job, because one number is compared
-    faster than three columns.
+    order from 0. It takes the place of the columns nodes, gpus and job as the key of a job, because
+    one number is compared faster than three columns.
     """
     import pandas as pd
 
     # The position of each job among the sorted names of jobs.
     job_order, _ = pd.factorize(steps["job"], sort=True)
-    # The last key is the first one that counts.
+    # `np.lexsort` sorts by the last key first: by nodes, then by GPUs, jobs and steps.
     keys = [job_order, steps["gpus"].to_numpy(), steps["nodes"].to_numpy()]
     if "step" in steps:
         keys.insert(0, steps["step"].to_numpy())
@@ -566,7 +575,7 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
     order = np.lexsort(keys)
     # Whether a row is of another job than the row before. The first row begins job 0.
     is_other_job = np.zeros(len(steps), bool)
-    # Only the last three keys distinguish jobs. The number of a step does not.
+    # Only the last three keys distinguish jobs, and a step's number, which comes first, does not.
     for key in keys[-3:]:
         is_other_job[1:] |= np.diff(key[order]) != 0
     return steps.iloc[order].assign(job_number=np.cumsum(is_other_job))
@@ -576,8 +585,8 @@ def _without_repeats(steps: DataFrame) -> DataFrame:
     """Return the steps with one row for each number of a step of a job, if steps have numbers.
 
     A table with a row for each rank has the number of a step several times. Ranks wait for one
-    another, so the step is the mean of their times. Of the other columns, only those that
-    distinguish jobs are kept.
+    another, so the step is the mean of their times. Apart from the number and the time of a step,
+    only the columns that distinguish jobs are kept.
     """
     if "step" not in steps:
         return steps
@@ -591,16 +600,19 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     the order of `_sorted_by_job`. The result has a new column ``is_single``, which says whether a
     row is one step of a job that has several rows. The only row of a job is its mean step, unless
     the column ``step`` numbers this row as a launch. What was left out is added to ``findings``.
+    Raises UserError if nothing but launches is given.
     """
     job_number = steps["job_number"].to_numpy()
-    _, first, n_rows = np.unique(job_number, return_index=True, return_counts=True)
-    # Every job still has rows here, so that its number is its index in these arrays.
-    position = np.arange(len(steps)) - first[job_number]
+    # The index of the first row of each job, and how many rows it has.
+    _, first_row, n_rows = np.unique(job_number, return_index=True, return_counts=True)
+    # Every job still has rows here, so that its number is its index in these arrays. The position
+    # of a row counts the rows of its job from 0.
+    position = np.arange(len(steps)) - first_row[job_number]
     is_single = n_rows[job_number] > 1
     steps = steps.assign(is_single=is_single)
     if "step" in steps:
         numbers = steps["step"].to_numpy()
-        first_number_of_job = numbers[first]
+        first_number_of_job = numbers[first_row]
         begins_with_launch = _begins_with_launch(
             numbers, first_number_of_job[job_number], is_single
         )
@@ -619,6 +631,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             "because it includes the launch"
         )
         findings.append(Finding("launch", layers=(), text=text))
+    # Slow steps soon after the launch are warm-up, and are left out as well.
     is_early = begins_with_launch & (position < WARM_UP_STEPS)
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
 
@@ -652,10 +665,10 @@ def _begins_with_launch(
         # The recordings began after the launch.
         return np.zeros(len(numbers), bool)
     # Steps may be numbered from 0 or from 1. The lowest number in the table says from which.
-    begins_first = first_of_job == first_in_table
+    has_first_step = first_of_job == first_in_table
     # The only row of a job is its launch if its number is 0. If its number is 1, it is kept,
     # because the user may have left out the launch, which then had the number 0.
-    return begins_first & (is_single | (first_in_table == 0))
+    return has_first_step & (is_single | (first_in_table == 0))
 
 
 def _without_warm_up(
@@ -669,12 +682,14 @@ def _without_warm_up(
     were left out and how many were kept.
     """
     step_s = steps["step_s"].to_numpy()
+    # For each row the index of its job, and for each job how many rows it has.
     _, job, n_rows = np.unique(
         steps["job_number"].to_numpy(), return_inverse=True, return_counts=True
     )
-    # The times of each job stand together, from the shortest to the longest.
+    # The times of each job stand together, from the shortest to the longest: `np.lexsort` sorts
+    # by its last key first.
     sorted_s = step_s[np.lexsort((step_s, job))]
-    # The index in them at which each job begins.
+    # The index in ``sorted_s`` at which each job begins.
     first = np.cumsum(n_rows) - n_rows
     # The usual step is the median. If a job has an even number of steps, it is the lower one of
     # the two in the middle, so that the shorter one of two steps is the usual one.
@@ -703,9 +718,10 @@ def _without_warm_up(
 def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """Return the steps in which each GPU computes the most frequent number of samples.
 
-    The column ``samples`` has the samples of one GPU if it is the same on all counts, and those
-    of all GPUs if it grows in proportion to the GPUs. UserError is raised if it does neither. How
-    the column was understood, and what was left out, is added to ``findings``.
+    The column ``samples`` has the samples of one GPU if it is the same on all measured numbers of
+    GPUs and nodes, and those of all GPUs if it grows in proportion to the GPUs. UserError is raised
+    if neither is so. How the column was understood, and what was left out, is added to
+    ``findings``. Without the column, all steps are returned.
     """
     if "samples" not in steps:
         findings.append(
@@ -714,10 +730,13 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             )
         )
         return steps
+    # The samples of one GPU in each step, and in words how the column was understood.
     samples, understood = _samples_per_gpu(steps)
     findings.append(Finding("samples", layers=(), text=understood))
-    # All counts have the same usual number.
-    is_usual = samples == _usual_samples(steps, samples).iloc[0]
+    # The most frequent number of samples on each number of GPUs and nodes. `_samples_per_gpu`
+    # raises UserError unless it is the same on all of them, so the first one stands for all.
+    usual_samples = _usual_samples(steps, samples)
+    is_usual = samples == usual_samples.iloc[0]
     n_unusual = int((~is_usual).sum())
     if n_unusual:
         verb = "is" if n_unusual == 1 else "are"
@@ -736,6 +755,7 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
     # The most frequent number of samples on each measured number of GPUs and nodes, so that a
     # few odd steps do not matter.
     usual = _usual_samples(steps, samples)
+    # There is one distinct number, so it is the same everywhere.
     if usual.nunique() == 1:
         return samples, (
             "the column samples is taken as the samples of one GPU, because it is the same on "
@@ -747,7 +767,7 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
             "the column samples is taken as the samples of all GPUs, because it grows in "
             "proportion to the GPUs"
         )
-    # The index of `usual` has the GPUs and the nodes of each count.
+    # The index of ``usual`` has pairs of GPUs and nodes, of which the GPUs are named in the error.
     per_gpu = usual / usual.index.get_level_values("gpus")
     gpus_of_least, _ = per_gpu.idxmin()
     gpus_of_most, _ = per_gpu.idxmax()
@@ -760,10 +780,11 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
 
 
 def _usual_samples(steps: DataFrame, samples: Any) -> Any:
-    """Return the most frequent number of samples of each count, by its GPUs and nodes.
+    """Return the most frequent number of samples for each measured number of GPUs and nodes.
 
-    Of several numbers that are equally frequent, it is the largest. ``samples`` is a series with a
-    number for each row of ``steps``.
+    The result is a series whose index has these pairs of numbers. Of several numbers of samples
+    that are equally frequent, the largest one counts. ``samples`` is a series with a number for
+    each row of ``steps``.
     """
     by_count = samples.groupby([steps["gpus"], steps["nodes"]])
     # `mode` has all numbers that are equally frequent, in ascending order.
@@ -773,24 +794,27 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
 def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
     """Raise UserError if two jobs have the same times to the last digit.
 
-    Times of few digits may be equal by chance. For these a warning is added to ``findings``.
+    Times of few digits may be equal by chance. For two jobs on the same number of GPUs with such
+    times, a warning is added to ``findings``.
     """
+    # The first job with each sequence of times.
     seen: dict[tuple[float, ...], _Job] = {}
     for job in jobs:
-        # A copy can stand under another number of GPUs.
+        # A copy can stand under another number of GPUs, so all jobs are compared.
         first = seen.setdefault(job.steps_s, job)
         if first is job:
             continue
         on_first = "" if job.gpus == first.gpus else f" on {_gpus(first.gpus)}"
         problem = f"the jobs {first.name}{on_first} and {job.name} on {_gpus(job.gpus)} have equal times"
-        # Times that repeat within a job make equality by chance no less likely.
+        # The more digits agree, the less likely is chance. Times that repeat within a job add
+        # nothing, so each counts once.
         n_digits = sum(_digits(time_s) for time_s in set(job.steps_s))
         if n_digits > DIGITS_OF_CHANCE:
             raise UserError(
                 f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
                 "the job again"
             )
-        # Rounded steps of different counts are often equal.
+        # Rounded steps on different numbers of GPUs are often equal, which is no reason to warn.
         if job.gpus == first.gpus:
             findings.append(
                 Finding("warning", layers=(), text=f"{problem}: one may be a copy")
@@ -800,12 +824,12 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
 def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
     """Raise UserError for a job whose time is so far from the others' that its unit must differ.
 
-    No training is as much slower or quicker on another number of GPUs.
+    No training takes longer by such a factor on one number of GPUs than on another.
     """
     means_s = np.array([job.mean_s for job in jobs])
     if means_s.max() <= MOST_TIMES_OTHER_STEP * means_s.min():
         return
-    # Of the longest and the shortest, the one that is further from the typical job is wrong.
+    # The job whose time differs by the largest factor from the median is taken as the wrong one.
     logs = np.log(means_s)
     wrong = jobs[int(np.argmax(np.abs(logs - np.median(logs))))]
     raise UserError(
@@ -839,20 +863,25 @@ def _digits(seconds: float) -> int:
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
     """Return each measured number of GPUs and nodes, with its step and scaling factor.
 
-    Scaling factors are relative to the fewest GPUs on one node. The result has the order of
-    ``jobs``, which begins with the fewest GPUs.
+    ``jobs`` has an entry for all jobs with the same GPUs and nodes, in ascending order of GPUs. The
+    result has the same order. A scaling factor is the step on the fewest GPUs of one node over
+    the step on the count.
     """
-    # Steps that were all measured on several nodes are refused by `_refuse_unpredictable`, so that
-    # any reference will do for them.
+    # If all steps were measured on several nodes, `_refuse_unpredictable` refuses them later, so
+    # that any reference will do for them here.
     on_one_node = [own for own in jobs if own.nodes == 1]
     smallest_s = (on_one_node or jobs)[0].step_s
     counts = []
     for own in jobs:
+        # A single job has no range.
         interval_s = None
         factors = None
         if len(own.means_s) > 1:
-            interval_s = (min(own.means_s), max(own.means_s))
-            factors = (smallest_s / interval_s[1], smallest_s / interval_s[0])
+            fastest_s = min(own.means_s)
+            slowest_s = max(own.means_s)
+            interval_s = (fastest_s, slowest_s)
+            # The slowest step has the lowest factor.
+            factors = (smallest_s / slowest_s, smallest_s / fastest_s)
         counts.append(
             Count(
                 gpus=own.gpus,
@@ -886,8 +915,9 @@ def _anchor(measured: Sequence[Count]) -> Count:
 def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
     """Return the slowest step that was measured on no more GPUs and nodes than the anchor has.
 
-    More GPUs on more nodes do not shorten a step. If fewer GPUs were slower than the anchor, one
-    of both measurements may be wrong.
+    The anchor is the count from which steps are predicted, and is itself among these counts. More
+    GPUs on more nodes do not shorten a step. If fewer GPUs were slower than the anchor, one of the
+    two measurements may be wrong.
     """
     return max(
         count.step_s
@@ -897,13 +927,14 @@ def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
 
 
 def _scatter_of_jobs(measured: Sequence[Count]) -> float:
-    """Return by how much jobs of a count scatter, as a share of the median of the count.
+    """Return by how much the jobs of a count scatter, as a share of their median step.
 
-    The step of each job is divided by the median step of its count. The result is half the range of
-    these shares, over all counts. A count with one job tells nothing. The result is 0 if no count
-    has several jobs.
+    A count is a pair of numbers of GPUs and nodes. The step of each job is divided by the median
+    step of its count. The result is half the range of these quotients over all counts, 0 if no
+    count has several jobs.
     """
-    # The share of a median of itself is 1. A count with one job adds this share again.
+    # The median itself has the quotient 1, and a count with one job adds nothing but another 1.
+    # For several jobs, the fastest and the slowest of them are enough.
     shares = [1.0]
     for count in measured:
         shares += [job_s / count.step_s for job_s in count.range_s]
@@ -913,9 +944,10 @@ def _scatter_of_jobs(measured: Sequence[Count]) -> float:
 def _jobs_s(count: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that jobs on these GPUs may take, in seconds.
 
-    If several jobs measured the count, these are the steps of the fastest and the slowest of them.
-    If one job or none did, another job may be slower or faster than ``count.step_s`` by the factor
-    1 + ``scatter``. ``scatter`` is the share by which jobs differ on other numbers of GPUs.
+    A job is one run of the training. If several jobs measured the count, these are the steps of the
+    fastest and the slowest of them. If one job or none did, another job may be slower or faster
+    than ``count.step_s`` by the factor 1 + ``scatter``, where ``scatter`` is the share by which
+    jobs differ on other numbers of GPUs.
     """
     if count.jobs > 1:
         return count.range_s
@@ -925,9 +957,11 @@ def _jobs_s(count: Count, scatter: float) -> Interval:
 def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> None:
     """Raise UserError unless the counts allow a prediction for all targets.
 
-    ``measured`` is in the order of GPUs, and ``targets`` are numbers of nodes in ascending order.
+    ``measured`` has the measured counts of GPUs and nodes, in the order of GPUs.
+    ``targets`` are the numbers of nodes to predict for, in ascending order.
     """
     first = measured[0]
+    # A prediction extrapolates from two counts.
     if len(measured) == 1:
         verb = "was" if first.gpus == 1 else "were"
         missing = "one GPU or one node" if first.nodes > 1 else "two nodes or more"
@@ -936,17 +970,19 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             f"{missing} as well"
         )
     if all(count.nodes > 1 for count in measured):
-        # The loss is counted from the smallest count on one node. From a count on several nodes,
-        # what these already lose would count as none.
+        # The loss is how much longer a step is than on the smallest count on one node. Several
+        # nodes already lose time, which would count as none if the loss began there.
         raise UserError(
             f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
             "one GPU or one node"
         )
     if all(count.nodes == 1 for count in measured):
+        # A prediction needs to know how a step grows with the nodes.
         raise UserError(
             f"all steps were measured on a single node, on up to {_gpus(measured[-1].gpus)}: add "
             "steps measured on two nodes or more"
         )
+    # The count on several nodes with the most GPUs, from which steps are predicted.
     anchor = _anchor(measured)
     # Predicted nodes have as many GPUs as each node of the anchor.
     if anchor.gpus % anchor.nodes:
@@ -955,7 +991,7 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             "measure with the same number of GPUs on each node"
         )
     smallest = _smallest(measured)
-    # With as many samples per GPU, no step on more GPUs is this much shorter.
+    # With equally many samples per GPU, no step on more GPUs is this much shorter.
     if anchor.step_s < LEAST_WEAK_STEP * smallest.step_s:
         raise UserError(
             f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, clearly less "
@@ -983,10 +1019,10 @@ class _Doubt:
 def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
     """Return the numbers of GPUs whose step is longer than with more GPUs on as many nodes or more.
 
-    With as many samples per GPU, more GPUs on as many nodes or more do not shorten a step. So the
-    longer step on fewer GPUs was probably disturbed. A difference must be larger than the scatter
-    of the jobs on any number of GPUs. ``jobs`` has an entry for each measured number of GPUs and
-    nodes.
+    With equally many samples per GPU, more GPUs on as many nodes or more do not shorten a step. So
+    the longer step on fewer GPUs was probably disturbed. A difference must be larger than the
+    scatter of the jobs on any number of GPUs. ``jobs`` has an entry for each measured number of
+    GPUs and nodes, with the mean steps of its jobs.
     """
     scatter = max(LEAST_SCATTER, *(own.scatter for own in jobs))
     doubts = []
@@ -1000,6 +1036,7 @@ def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
         ]
         if not larger:
             continue
+        # The fastest of these decides, and is named in the warning.
         fastest = min(larger, key=lambda other: other.step_s)
         if own.step_s > fastest.step_s * (1 + scatter):
             doubts.append(_Doubt(own, fastest))
@@ -1007,7 +1044,10 @@ def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
 
 
 def _repeat(doubt: _Doubt) -> Finding:
-    """Return the warning that the step of ``doubt.slow`` has to be measured again."""
+    """Return the warning that the step of ``doubt.slow`` has to be measured again.
+
+    It is slower than the step of ``doubt.faster``, which has more GPUs.
+    """
     slow = doubt.slow
     faster = doubt.faster
     text = (
@@ -1021,10 +1061,12 @@ def _repeat(doubt: _Doubt) -> Finding:
 def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]:
     """Return a finding if counts differ in how many GPUs of a node they use.
 
-    ``anchor`` is the count from which the others are predicted. Fewer GPUs on one node are no
-    difference, because a loss is counted from such a placement, for example from one GPU.
+    ``anchor`` is the count from which others are predicted. Fewer GPUs on a single node are no
+    difference. The smallest count is such a part of a node, often one GPU, and the prediction is
+    about how much longer a step is than on this count.
     """
     per_node = anchor.gpus_per_node
+    # The counts with more or fewer GPUs on each node than the anchor has.
     differ = []
     for count in measured:
         is_alike = count.gpus == per_node * count.nodes
@@ -1049,15 +1091,18 @@ def _known_of_software(
 ) -> list[Finding]:
     """Return findings on versions of NCCL and settings that are not known.
 
-    Raises UserError if counts, or the training and the tables of collectives, differ in them.
+    Raises UserError if the steps differ in them, if the tables of collectives do, or if the steps
+    differ from the tables.
     """
     findings = []
     for column, name in (("nccl", "version of NCCL"), ("settings", "settings")):
-        # A suffix such as "+cuda12.3" makes no other version. Settings are any text.
+        # The function returns what of a value is compared. A suffix such as "+cuda12.3" makes no
+        # other version. Settings are any text, all of which is compared.
         comparable = _version if column == "nccl" else str
+        # The distinct values of the column, none if it is missing.
         of_steps = facts_of(steps, column)
-        different = {*map(comparable, of_steps)}
-        if len(different) > 1:
+        distinct_in_steps = {*map(comparable, of_steps)}
+        if len(distinct_in_steps) > 1:
             raise UserError(
                 f"the column {column} has several values, {_listed(of_steps)}: measure all "
                 f"steps with the same {name}"
@@ -1065,8 +1110,8 @@ def _known_of_software(
         if collectives is None:
             continue
         of_tables = facts_of(collectives, column)
-        different_in_tables = {*map(comparable, of_tables)}
-        if len(different_in_tables) > 1:
+        distinct_in_tables = {*map(comparable, of_tables)}
+        if len(distinct_in_tables) > 1:
             raise UserError(
                 f"the tables of collectives have several values of {column}, "
                 f"{_listed(of_tables)}: measure all tables with the same {name}"
@@ -1075,7 +1120,7 @@ def _known_of_software(
             text = f"whether tables and training have the same {name}: not known"
             findings.append(Finding(column, layers=(), text=text))
             continue
-        if different != different_in_tables:
+        if distinct_in_steps != distinct_in_tables:
             raise UserError(
                 f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
                 f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
@@ -1100,9 +1145,9 @@ def _listed(values: set[Any]) -> str:
 def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list[Count]:
     """Return the measured counts and predicted ones, in the order of GPUs and nodes.
 
-    ``targets`` are the numbers of nodes to predict for. Those that were measured stay as they are.
-    Fewer nodes than those of the anchor, the count on several nodes with the most GPUs, are
-    interpolated.
+    ``targets`` are the numbers of nodes to predict for. Counts that were measured stay as they are.
+    The anchor is the measured count on several nodes with the most GPUs. Steps on more nodes are
+    predicted from the anchor, and steps on fewer nodes are interpolated.
     """
     anchor = _anchor(measured)
     known = {(count.gpus, count.nodes) for count in measured}
@@ -1113,6 +1158,7 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
         if nodes < anchor.nodes:
             counts.append(_interpolated(measured, anchor.gpus_per_node, nodes))
         else:
+            # As many nodes as the anchor has were measured, so that there are more nodes here.
             counts.append(_predicted(measured, nodes))
     return sorted(counts, key=_by_size)
 
@@ -1124,6 +1170,7 @@ def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     much longer its step is than that of the smallest count, grows with the nodes. Each node has as
     many GPUs as the anchor's.
     """
+    # The count with the fewest GPUs on one node, from which the loss is counted.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     ratio = nodes / anchor.nodes
@@ -1167,7 +1214,8 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         (gpus, nodes),
     )
     # The step lies between those of the neighbours only if these were measured right. Therefore
-    # the interval shall also contain that of a prediction from the larger neighbour alone.
+    # the interval shall also contain the interval of a prediction from the larger neighbour, which
+    # takes the place of the anchor.
     lower_s, upper_s = scaling.step_interval_s(
         smallest.step_s,
         larger.step_s,
@@ -1190,8 +1238,8 @@ def _neighbours(
 
     A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
     Either is None if there is no such count. The anchor is the count on several nodes with the most
-    GPUs. For more nodes than it has, the smaller count is the anchor, from which such a count is
-    predicted.
+    GPUs. Steps on more nodes than the anchor has are predicted from it. So for these the smaller
+    count is the anchor, and the larger one is None.
     """
     anchor = _anchor(measured)
     if nodes > anchor.nodes:
@@ -1202,6 +1250,7 @@ def _neighbours(
     larger = [
         count for count in measured if count.gpus >= gpus and count.nodes >= nodes
     ]
+    # Counts are compared by their GPUs, and then by their nodes.
     return (
         max(smaller, key=_by_size, default=None),
         min(larger, key=_by_size, default=None),
@@ -1211,7 +1260,11 @@ def _neighbours(
 def _unmeasured(
     smallest: Count, gpus: int, nodes: int, step_s: float, interval_s: Interval
 ) -> Count:
-    """Return a count that was not measured, with its scaling factors from the smallest one."""
+    """Return a count that was not measured, with its scaling factors.
+
+    A scaling factor is the step on ``smallest``, the smallest measured count, over ``step_s``.
+    """
+    # The longest step has the lowest factor.
     lower_s, upper_s = interval_s
     return Count(
         gpus=gpus,
@@ -1230,6 +1283,7 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     The result is None if the smaller counts do not allow a prediction, for which one of
     them must have several nodes.
     """
+    # The count on several nodes with the most GPUs.
     held_out = _anchor(measured)
     smaller = [
         count
@@ -1308,13 +1362,16 @@ def _largest_bucket_in_words(workload: Workload | None) -> str:
 
 
 def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
-    """Return what the tables of collectives do not tell of the messages of a training.
+    """Return a finding if the tables of collectives tell too little of a training's messages.
 
-    Raises UserError if a table of all-reduces ends so far below the largest bucket that its times
-    cannot be continued to it.
+    DDP exchanges gradients in buckets, each of which is one message. ``workload`` has the
+    gradients. If it is None, the largest bucket is taken to be PyTorch's default, and no time of a
+    message of gradients is predicted. Raises UserError if such times are predicted and a table of
+    all-reduces ends so far below the largest bucket that its times cannot be continued to it.
     """
     if "all_reduce" not in costs.collectives:
-        # Without the gradients, the time of messages alone is not known in any case.
+        # Without the gradients, the time of messages alone is not known whatever the
+        # tables. Another finding says that the gradients are missing.
         if workload is None:
             return []
         listed = ", ".join(costs.collectives)
@@ -1336,13 +1393,16 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     )
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
-    # Without gradients, no message of another size than those of the table is predicted.
+    # A table is continued only to predict the messages of known gradients. In the error, "this" is
+    # the line through the two largest sizes of a table, along which its times are continued.
     if is_too_short and workload is not None:
         raise UserError(
             f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
             f"size only, because beyond it the times of published tables differ from this by up to "
             f"61%: {advice}"
         )
+    # Without gradients, only sizes within the tables are predicted. The finding is then about what
+    # PyTorch's default needs.
     text = f"{facts}: {advice}"
     if workload is not None:
         text = f"{facts}. Its times are continued along its two largest sizes: {advice}"
@@ -1355,17 +1415,19 @@ def _with_messages(
     """Return a count with the steps that it would have if nothing but messages lengthened it.
 
     These are ``only_messages_step_s``, with messages as in the tables, and
-    ``only_messages_bad_day_s``, with messages that other jobs on the network slow down. The
-    gradients are sent in PyTorch's default buckets. The count is returned unchanged if the
-    steps are not known, or if one GPU sends no messages.
+    ``only_messages_bad_day_s``, with messages that other jobs on the network slow down.
+    ``workload`` has the gradients, which are sent in PyTorch's default buckets, and ``costs`` has
+    the tables of collectives. ``smallest`` is the smallest measured count. The count is returned
+    unchanged if these steps are not known, or if it is one GPU, which sends no messages.
     """
+    # Gradients are exchanged by all-reduces.
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
     # Messages within one node, or on other numbers of GPUs on a node, do not follow from
     # tables of several nodes.
     if count.gpus == 1 or not costs.knows("all_reduce", count.nodes, count.gpus):
         return count
-    # Without messages, an iteration takes as long as on the smallest placement.
+    # Without messages, an iteration takes as long as on the smallest count.
     scaled = workload.scaled(smallest.step_s / workload.compute_s)
     cost = costs.cost("all_reduce", count.nodes, count.gpus)
     iteration = Iteration(scaled, ddp(scaled), cost)
@@ -1379,9 +1441,13 @@ def _with_messages(
 
 
 def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime, ...]:
-    """Return the times of messages of `SHOWN_SIZES` on a count, where they are known."""
+    """Return the times of messages of `SHOWN_SIZES` on a count, where they are known.
+
+    ``costs`` has the tables of collectives, and is None if there are none.
+    """
     if costs is None:
         return ()
+    # How many times as long messages take on a day with much other traffic.
     factor = scaling.bad_day_factor(target.nodes)
     times = []
     for collective in costs.collectives:
@@ -1410,14 +1476,16 @@ def _on_messages_that_do_not_fit(
 ) -> list[Finding]:
     """Return a warning if a measured step is shorter than one that only messages lengthen.
 
-    ``scatter`` is the share by which jobs of a count scatter. If several measured steps are that
-    short, the warning names the one of the largest count, which is the last of ``counts``.
+    ``counts`` are in ascending order of GPUs and nodes, and ``scatter`` is the share by which the
+    jobs of a count scatter. If several measured steps are that short, the warning names the one on
+    the largest count.
     """
     too_long = []
     for count in counts:
         only_messages_s = count.only_messages_step_s
         if not count.measured or only_messages_s is None:
             continue
+        # The longest step that the count may have, as jobs scatter.
         _, slowest_s = _likely_range_s(count, scatter)
         if only_messages_s > slowest_s:
             too_long.append((count, only_messages_s))
@@ -1445,9 +1513,11 @@ def _kernels_s(
     The anchor is the measured count on several nodes with the most GPUs, and ``kernels`` ran in
     ``kernel_steps`` of its steps. Kernels wait for other ranks and run beside compute, so messages
     lengthen a step by less than this time. What this time contradicts is added to ``findings``.
+    Raises UserError if the number of steps was probably not given.
     """
     if kernels is None:
         return None
+    # A kernel that is not of NCCL has no collective.
     is_nccl = kernels["collective"] != ""
     kernels_s = float(kernels.loc[is_nccl, "total_s"].sum()) / kernel_steps
     took = (
@@ -1461,7 +1531,7 @@ def _kernels_s(
             f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
             "Python)"
         )
-    # The user said in how many steps they ran, and may be right.
+    # Here the user said in how many steps they ran, and may be right.
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
         findings.append(Finding("warning", layers=(), text=text))
@@ -1469,7 +1539,7 @@ def _kernels_s(
         anchor.only_messages_step_s is not None
         and anchor.only_messages_bad_day_s is not None
     ):
-        # The step on the smallest placement, from the definition of the scaling factor.
+        # The scaling factor is the step on the smallest count over that on the anchor.
         smallest_s = anchor.scaling_factor * anchor.step_s
         # Rounding may leave less than nothing.
         bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
@@ -1489,7 +1559,8 @@ def _largest_asked(
 ) -> Count:
     """Return the count of the largest number of nodes that the user asks for.
 
-    ``targets`` are these numbers in ascending order, and ``per_node`` is how many GPUs a node has.
+    ``targets`` are the asked numbers of nodes in ascending order, and ``per_node`` is how many GPUs
+    a node has. ``counts`` has a measured or predicted count for each of them.
     """
     asked = (targets[-1] * per_node, targets[-1])
     return next(count for count in counts if (count.gpus, count.nodes) == asked)
@@ -1513,7 +1584,12 @@ def _explained(
         The largest measured count, whose loss is explained. It has its step with messages alone
         where that is known.
     kernels_s : float or None
-        The measured time of NCCL's kernels in a step of the anchor.
+        The measured time of NCCL's kernels in a step of the anchor. None if it was not measured.
+
+    Returns
+    -------
+    Explained
+        The loss in seconds, how much of it messages and the scatter of steps explain, and the rest.
     """
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
     messages_s = None
@@ -1530,11 +1606,13 @@ def _explained(
     scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
     if len(single_s) > 1:
-        # A step on several GPUs is that of the slowest one, so these GPUs together draw one step.
+        # A step on several GPUs is that of the slowest one, so the GPUs of the smallest count
+        # together draw one of its steps.
         draws = math.ceil(anchor.gpus / smallest.gpus)
         slowest_rank_s = scaling.expected_maximum_s(single_s, draws)
         # The scatter cannot explain more than there is to explain.
         scatter_s = min(slowest_rank_s - float(np.mean(single_s)), loss_s)
+    # What is not known explains nothing.
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
     unexplained_s = max(0.0, loss_s - explained_s)
     return Explained(
@@ -1557,12 +1635,17 @@ def _jobs_on(count: Count, jobs: Sequence[_Jobs]) -> _Jobs:
 
 
 def _verdict_on_messages(asked: Count) -> str:
-    """Return whether messages are hidden behind the compute of a count."""
+    """Return whether messages are hidden behind the compute of a count, in words.
+
+    Messages count as hidden if they lengthen a step by no more than the share `HIDDEN_SHARE`.
+    """
+    # The steps that nothing but messages lengthens, on a quiet and on a bad day of the network.
     quiet_s = asked.only_messages_step_s
     bad_day_s = asked.only_messages_bad_day_s
     if quiet_s is None or bad_day_s is None:
         return NOT_KNOWN
-    # The step on the smallest placement, from the definition of the scaling factor.
+    # Nothing is lost on the smallest count, whose step is that of compute. The scaling
+    # factor is the step on the smallest count over that on the asked one.
     compute_s = asked.scaling_factor * asked.step_s
     if bad_day_s <= compute_s * (1 + HIDDEN_SHARE):
         return HIDDEN_EVEN_ON_A_BAD_DAY
@@ -1578,6 +1661,8 @@ def _wish(
     doubts: Sequence[_Doubt],
 ) -> Wish | None:
     """Return whether a count meets a wished scaling factor, None if none is wished.
+
+    The scaling factor of a count is the step on the smallest measured count over its own step.
 
     Parameters
     ----------
@@ -1612,7 +1697,8 @@ def _wish(
     if asked.measured:
         fastest_s, slowest_s = _likely_range_s(asked, scatter)
     else:
-        # Counts that need not be measured again may limit the step of ``asked``.
+        # More nodes do not shorten a step, so measured counts may limit the predicted step, unless
+        # they have to be measured again.
         trusted = [
             count for count in measured if (count.gpus, count.nodes) not in doubtful
         ]
@@ -1643,8 +1729,9 @@ def _limited(
     """Return the likely steps of a count, limited by its neighbours, and which of these limit it.
 
     More nodes do not shorten a step. So the step is not shorter than on the nearest smaller count,
-    and not longer than on the nearest larger one. ``trusted`` are the measured counts that need not
-    be measured again.
+    and not longer than on the nearest larger one. ``asked`` is a predicted count. ``trusted`` are
+    those of the ``measured`` counts that need not be measured again. The likely steps are the
+    shortest and the longest one in seconds.
     """
     scatter = _scatter_of_jobs(measured)
     smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
@@ -1657,7 +1744,8 @@ def _limited(
             limiting.append(smaller)
     if larger is not None:
         _, most_s = _likely_range_s(larger, scatter)
-        # A count that is clearly faster than a smaller one may itself be wrong.
+        # The larger count may be measured wrong. It limits nothing if a smaller count takes longer
+        # than the larger one may take.
         is_credible = _slowest_s(measured, larger) <= most_s
         if is_credible and most_s < slowest_s:
             slowest_s = most_s
@@ -1672,7 +1760,7 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
     range. If one job did, this is its step, shorter or longer by the larger one of
     `SINGLE_JOB_SHARE` and ``scatter``, the share by which jobs of other counts scatter.
     """
-    # This is None only if a single job measured the count.
+    # The interval is None only if a single job measured the count.
     if count.interval_s is not None:
         return count.interval_s
     return _jobs_s(count, max(scatter, SINGLE_JOB_SHARE))
@@ -1765,6 +1853,7 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
 
     ``costs`` and ``workload`` are None if the user has not given them.
     """
+    # Nothing was given, or else what the cases below say.
     given = "give --collectives and a --profile"
     if costs is not None and workload is None:
         given = "add a --profile or a --trace, which has the gradients"
@@ -1786,15 +1875,18 @@ def _advice(
 ) -> list[Finding]:
     """Return what would help, what would not, and what to measure next.
 
-    ``asked`` is the largest count that the user asks for.
+    ``asked`` is the largest count that the user asks for. ``explained`` says what
+    lengthens the step on the largest of the ``measured`` counts.
     """
     smallest = _smallest(measured)
     findings = []
+    # How much longer the step is than on the smallest count.
     loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
-    # Two batches before each update compute as long as two steps of the smallest placement, and
-    # lose only once what each step loses.
+    # Two batches before each update compute as long as two steps on the smallest count, and lose
+    # only once what each step loses. The scaling factor is the time without over that with the
+    # loss.
     twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
     # Factors are printed with two decimals, so a smaller gain would not be seen.
     if round(twice, 2) > round(asked.scaling_factor, 2):
@@ -1805,8 +1897,8 @@ def _advice(
             f"{asked.scaling_factor:.2f}"
         )
         findings.append(Finding("helps", layers=(), text=text))
-    # A step between measured ones, then a step beyond them. If it was measured, nothing is left
-    # to measure.
+    # The first case is a step between measured ones, and the second one a step beyond them. If the
+    # step itself was measured, nothing is left to measure.
     if asked.interpolated:
         text = (
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
@@ -1828,6 +1920,7 @@ def _on_messages(explained: Explained) -> Finding:
     assert explained.messages_at_most_s is not None
     at_most_s = explained.messages_at_most_s
     share = at_most_s / explained.loss_s
+    # Both times as texts.
     at_most, loss = _in_one_unit(at_most_s, explained.loss_s)
     of_loss = f"of the {loss} that a step on {_gpus(explained.gpus)} loses"
     if share < 1:
@@ -1849,13 +1942,14 @@ def _on_messages(explained: Explained) -> Finding:
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
     """Return two times in the unit of the longer one, with equally many decimals."""
     longer_s = max(first_s, second_s)
+    # The largest unit of which the longer time has at least one. A shorter time has nanoseconds.
     unit = "ns"
     unit_s = 1e-9
     for larger_unit, larger_unit_s in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
         if longer_s >= larger_unit_s:
             unit = larger_unit
             unit_s = larger_unit_s
-    # The longer one gets three digits.
+    # The longer one gets three digits, or all digits before its point if these are more.
     digits_before_point = len(f"{longer_s / unit_s:.0f}")
     decimals = max(0, 3 - digits_before_point)
     return (
@@ -1874,11 +1968,13 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     anchor = _anchor(measured)
     scatter = _scatter_of_jobs(measured)
     fastest_job_s, slowest_job_s = _jobs_s(anchor, scatter)
+    # A predicted count always has an interval.
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
     half_range_s = (slowest_job_s - fastest_job_s) / 2
-    # Jobs of the anchor are the largest uncertainty if their range is more than half of this width.
-    # Jobs that differ by no more than LEAST_SCATTER to either side count as equal.
+    # Jobs of the anchor are the largest uncertainty if their range is more than half of the width,
+    # so that half of the range is more than a quarter of it. Jobs that differ by no more than
+    # LEAST_SCATTER to either side count as equal.
     if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
         more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
         text = (
@@ -1898,7 +1994,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
             layers=(),
             text=f"{itself}, as no number of nodes between would help",
         )
-    # If one job on that count measures what is predicted, the count becomes the anchor.
+    # If one job on the nodes halfway measures what is predicted for them, they become the anchor.
+    # The interval of the asked count then starts from this measurement.
     halfway_s = float(
         scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
     )
@@ -1907,9 +2004,10 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         halfway_s,
         asked.nodes / halfway,
         slowest_s=_slowest_s(measured, anchor),
-        # Jobs scatter there as on the counts that were measured.
+        # Jobs scatter halfway as on the counts that were measured.
         jobs_s=(halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
     )
+    # Half the width of the interval, as a share of the step, now and after this measurement.
     percent_now = round(100 * width_s / 2 / asked.step_s)
     percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
     if percent_then >= percent_now:
@@ -1943,14 +2041,15 @@ def _on_fixed_batch(
 ) -> list[Finding]:
     """Return a warning if steps get shorter with more GPUs, as with a fixed batch of all GPUs.
 
-    ``doubts`` are the counts that are clearly slower than a larger one. If the samples per GPU are
-    known to be equal, the batch is not fixed.
+    A fixed batch is divided among all GPUs, so that each computes less. ``doubts`` are the counts
+    that are clearly slower than a larger one. With ``has_samples``, the samples per GPU are known
+    to be equal, so that the batch is not fixed.
     """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # Steps that differ by no more than LEAST_SCATTER count as equal, and so do those that differ by
-    # no more than jobs scatter, for which there is no doubt.
+    # The smallest count must be slower than the anchor by more than LEAST_SCATTER, and by more than
+    # jobs scatter, which is so if it is among the doubts.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []
@@ -1964,6 +2063,7 @@ def _on_fixed_batch(
 
 def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
     """Return what a scaling factor above 1 means, if a count has one or its interval reaches it."""
+    # The factors of all counts, and the ends of their intervals.
     factors = []
     for count in counts:
         factors.append(count.scaling_factor)
@@ -1988,6 +2088,7 @@ def _on_factors_of_fewer_nodes(
     count that was measured.
     """
     smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
+    # Only a predicted count has an interval that follows from a law.
     if asked.measured or smaller is None or asked.scaling_factor_interval is None:
         return []
     _, highest = asked.scaling_factor_interval

@@ -31,7 +31,7 @@ def checked_nodes(nodes: Any) -> list[int]:
     Returns
     -------
     list of int
-        The numbers.
+        The numbers. A whole number may be given as a float.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def checked_nodes(nodes: Any) -> list[int]:
     >>> checked_nodes([16, 4, 4.0])
     [4, 16]
     """
-    # A text is a sequence, too, but its letters are no numbers of nodes.
+    # A single number becomes a list, and so does a text, which is refused below.
     given: list[Any] = [nodes]
     if not isinstance(nodes, str):
         given = list(np.atleast_1d(nodes))
@@ -57,6 +57,8 @@ def checked_nodes(nodes: Any) -> list[int]:
 
 def checked_wish(wish: Any) -> float | None:
     """Return the wished scaling factor, None if there is none.
+
+    A scaling factor is the step on the fewest GPUs over the step on more GPUs.
 
     Parameters
     ----------
@@ -126,6 +128,7 @@ def checked_steps(steps: DataFrame) -> DataFrame:
     table = _checked_table(steps, "the steps", ("gpus", "nodes", "job", "step_s"))
     if not len(table):
         raise UserError("there are no steps: measure one GPU and several nodes")
+    # An optional column without any value is left out.
     table = _without_empty(table, ("step", "samples", "nccl", "settings"))
     whole = "a whole number of at least 1"
     values = {
@@ -151,13 +154,14 @@ def checked_steps(steps: DataFrame) -> DataFrame:
         values["samples"] = _numbers(
             table["samples"], "the steps", "a number of samples above zero"
         )
-    # A part of a node may be written as no node.
+    # A part of a node may be written as 0 nodes, and counts as one node.
     values["nodes"] = np.maximum(values["nodes"], 1)
-    # Each node has at least one GPU.
-    has_empty_nodes = values["gpus"] < values["nodes"]
     texts = _texts(table, "the steps", ("job", "nccl", "settings"))
     table = table.assign(**values, **texts)
+    # Each node must have at least one GPU.
+    has_empty_nodes = values["gpus"] < values["nodes"]
     if has_empty_nodes.any():
+        # The first wrong row, as True is greater than False.
         row = table.iloc[int(np.argmax(has_empty_nodes))]
         noun = "GPU" if row["gpus"] == 1 else "GPUs"
         raise UserError(
@@ -192,6 +196,7 @@ def checked_times(collectives: DataFrame) -> DataFrame:
     )
     if not len(table):
         raise UserError(f"{what} are none: leave them out, or measure some")
+    # An optional column without any value is left out.
     table = _without_empty(table, ("nccl", "settings"))
     texts = _texts(table, what, ("collective", "nccl", "settings"))
     for name in texts["collective"].unique():
@@ -299,13 +304,25 @@ def _numbers(
         The least number. By default all numbers above zero are taken.
     is_whole : bool, optional
         Whether only whole numbers are taken.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The numbers, as integers if ``is_whole`` and otherwise as floats.
+
+    Raises
+    ------
+    UserError
+        If a value is missing, is infinite, is no number, or is not one that is taken.
     """
     numbers = column
-    # Columns of the kinds i, u and f have integers or floats alone. In any other column, values
-    # that are no numbers become missing. A text is wrong even if it looks like a number.
+    # The kind is a letter of numpy. Columns of the kinds i, u and f have integers or
+    # floats alone. In any other column, values that are no numbers become missing. A
+    # text is wrong even if it looks like a number.
     if column.dtype.kind not in "iuf":
         numbers = column.where(column.map(_is_number).to_numpy(bool))
     values = numbers.to_numpy(float, na_value=np.nan)
+    # Missing values are NaN here, which is not finite.
     is_right = np.isfinite(values)
     is_right &= values > 0 if least is None else values >= least
     if is_whole:
@@ -333,8 +350,8 @@ def _shown(value: Any) -> str:
 def _texts(table: DataFrame, what: str, columns: Sequence[str]) -> dict[str, Series]:
     """Return columns of names as texts, or raise UserError if a name is missing.
 
-    A job may have a number for its name, and a table may lack any of these columns. ``what`` is how
-    an error calls the table.
+    A name may be a number, which becomes a text. Columns that the table lacks are left
+    out. ``what`` is how an error calls the table.
     """
     texts = {}
     for column in columns:
@@ -342,6 +359,7 @@ def _texts(table: DataFrame, what: str, columns: Sequence[str]) -> dict[str, Ser
             continue
         is_missing = table[column].isna().to_numpy()
         if is_missing.any():
+            # The first row without a value.
             row = int(np.argmax(is_missing))
             raise UserError(
                 f"{what}: the column {column} has no value in row {row}, counted from 0: give a "

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -162,8 +162,8 @@ class Program(NamedTuple):
             elif action == WAIT:
                 now_s = np.maximum(now_s, ends_s[int(operand)])
             else:
-                # The action is POST. The message starts now, or when the one before it
-                # has ended.
+                # The action is POST. The message starts now, or when all messages before it
+                # have ended.
                 message = int(operand)
                 starts_s = np.maximum(now_s, link_free_s)
                 link_free_s = starts_s + message_s[..., message]
@@ -319,7 +319,7 @@ class Sharding:
         Raises
         ------
         UserError
-            If a pattern matches no module, or if the size is not a size.
+            If a pattern makes no unit, or if what follows "size:" is no size.
         """
         # For each tensor, the modules of its unit. Units have no numbers yet, and are
         # told apart by their modules.
@@ -379,9 +379,9 @@ class Sharding:
         Returns
         -------
         int
-            With ``reshard``, the largest sum of the root and of two units that compute
-            one after the other, because the next unit is gathered while one computes.
-            The root stays whole throughout the iteration.
+            Without ``reshard``, the bytes of all units. With it, the largest sum of the
+            root and of two units that compute one after the other, because the next unit
+            is gathered while one computes. The root stays whole throughout the iteration.
         """
         if not reshard:
             return sum(self.bytes)
@@ -417,6 +417,7 @@ class Sharding:
         Program
             The steps of a rank, and its messages.
         """
+        # The builder adds steps, and remembers which units are whole or being gathered.
         program = _ProgramBuilder(unit_bytes=self.bytes, blocking=blocking)
         root_has_parameters = self.bytes[ROOT] > 0
         first_unit = self.runs[0].unit
@@ -431,13 +432,15 @@ class Sharding:
             if prefetch:
                 program.gather_next(later_units)
             program.compute(run.forward_s)
-            # The root always stays whole. Any other unit stays whole if it computes again.
+            # The root always stays whole. Any other unit stays whole if it computes again
+            # in forward.
             stays_whole = unit == ROOT or unit in later_units
             if reshard and not stays_whole:
                 program.reshard(unit)
 
         # -- backward: from the last run to the first. Later units are those that
-        # compute later in backward, which come earlier in forward.
+        # compute later in backward, which come earlier in forward. No unit is gathered
+        # again after its backward, so that resharding needs no step here.
         for run, later_units in _with_later_units(self.runs[::-1]):
             unit = run.unit
             program.wait_for_unit(unit)
@@ -498,6 +501,7 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     used_patterns: set[str] = set()
     modules_of_tensor: list[tuple[str, ...]] = []
     for layer in profile.layer:
+        # Pairs of a module around the layer and the pattern that matches it.
         matches = list(_matches(layer, patterns))
         if matches:
             # All matching modules are beginnings of the layer's name, so the smallest
@@ -510,18 +514,19 @@ def _units_by_name(profile: LayerProfile, spec: str) -> list[tuple[str, ...]]:
     # A pattern is also unused if all its modules lie inside units of other patterns.
     unused = [pattern for pattern in patterns if pattern not in used_patterns]
     if unused:
-        _refuse_unused(unused[0], profile.layer)
+        _raise_unused(unused[0], profile.layer)
     return modules_of_tensor
 
 
-def _refuse_unused(pattern: str, layers: Sequence[str]) -> None:
+def _raise_unused(pattern: str, layers: Sequence[str]) -> NoReturn:
     """Raise UserError for a pattern of --units that makes no unit of these layers.
 
     The error says whether the pattern matches nothing, or only modules inside the units
     of other patterns.
     """
-    matches_some = any(any(_matches(layer, [pattern])) for layer in layers)
-    if matches_some:
+    # The modules that the pattern matches, around any layer.
+    matched = [match for layer in layers for match in _matches(layer, [pattern])]
+    if matched:
         raise UserError(
             f"--units {shown(pattern)}: matches only modules inside other units: leave "
             "it out"
@@ -544,6 +549,7 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
         # as the pattern has.
         depth = pattern.count(".") + 1
         module = ".".join(names[:depth])
+        # A layer with fewer names than the pattern lies inside no such module.
         if depth <= len(names) and fnmatch.fnmatchcase(module, pattern):
             yield module, pattern
 
@@ -569,10 +575,12 @@ def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, .
     Layers that follow one another form a unit, which is complete as soon as it has
     ``least_bytes``. Only the last unit may be smaller.
     """
-    # The layers of a unit share one list, which grows until the unit is complete.
+    # By layer, the layers of its unit. They share one list, which grows until the unit is
+    # complete.
     layers_of_unit: dict[str, list[str]] = {}
     layers: list[str] = []
-    # An infinite size before the first layer makes this layer begin a unit.
+    # The bytes of the unit so far. An infinite size before the first layer makes this layer
+    # begin a unit.
     unit_bytes = math.inf
     sizes = profile.gradient_bytes.tolist()
     for layer, n_bytes in zip(profile.layer, sizes, strict=True):
@@ -639,10 +647,11 @@ def forecast(
         beyond_one_element=brief_s is not None,
     )
     draws = len(drawn_s)
-    # The logarithm of the error of all messages of a draw, one row for each draw.
+    # The logarithm of the error of all messages of a draw, one row for each draw. An array
+    # has these logarithms already. A number is their standard deviation.
     log_errors = common_error
-    # An array has these logarithms already. A number is their standard deviation.
     if draws and np.ndim(common_error) == 0:
+        # The scores are values of a standard normal distribution, one for each draw.
         log_errors = common_error * _normal_scores(draws)
     drawn_s *= np.exp(log_errors)
     # The first row is the prediction, and all others are draws: shape (1 + B, M).
@@ -652,7 +661,8 @@ def forecast(
         iterations_s = program.play(message_s)
     else:
         compute_s = float(np.median(brief_s))
-        # Nothing overlaps in a blocking program, so the times of messages add up.
+        # Nothing overlaps in a blocking program, so the times of messages add up. These
+        # are only the times beyond those of messages of one element, which ``brief_s`` has.
         iterations_s = _brief_iterations_s(brief_s, draws, single_iterations)
         iterations_s = iterations_s + message_s.sum(axis=1)
     prediction = Prediction(
@@ -669,9 +679,10 @@ def forecast(
 def _brief_iterations_s(brief_s: Floats, draws: int, single_iterations: bool) -> Floats:
     """Return the time of an iteration with brief messages, shape (1 + draws,).
 
-    The first value is the median of the measured times ``brief_s``. Each other value is
-    a bootstrap draw: one of the measured times for single iterations, and otherwise the
-    median of as many times as were measured.
+    Brief messages have one element for each rank. The first value is the median of the
+    measured times ``brief_s``. Each other value is a bootstrap draw. For single
+    iterations, it is one of the measured times. Otherwise it is the median of as many
+    resampled times as were measured.
     """
     sample_size = 1 if single_iterations else len(brief_s)
     resampled_s = np.random.default_rng(0).choice(brief_s, (draws, sample_size))
@@ -725,7 +736,8 @@ def _message_times(
             # The size of a collective with one element for each rank. A cost that does not
             # state its number of ranks counts as one of a single rank.
             least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
-            # One column, so that each cost subtracts its own time of one element.
+            # One row for each cost and a single column, so that the time of one element by
+            # the same cost is subtracted from the times of all messages.
             times_s -= np.array([[cost(least_bytes)] for cost in costs])
         # Draws also have the scatter and the drift of messages, if these are known.
         # A factor has a row for each draw and a column for each of these messages.
