@@ -778,9 +778,9 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
         The degrees of freedom behind each standard deviation.
     """
     # How many sessions have each size, and which sizes are in several sessions.
-    sessions = np.isfinite(log_medians).sum(axis=0)
-    repeated = sessions > 1
-    if not repeated.any():
+    n_sessions = np.isfinite(log_medians).sum(axis=0)
+    in_several = n_sessions > 1
+    if not in_several.any():
         # No drift is known. Without a drift any number of degrees of freedom will do.
         return np.zeros(len(sizes)), np.ones(len(sizes))
 
@@ -788,13 +788,13 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     # a session, plus 1 / n of this variance for the mean.
     variance = np.zeros(len(sizes))
     # One value for each size that several sessions have. Missing medians are left out.
-    between_sessions = np.nanvar(log_medians[:, repeated], axis=0, ddof=1)
-    variance[repeated] = between_sessions * (1 + 1 / sessions[repeated])
+    between_sessions = np.nanvar(log_medians[:, in_several], axis=0, ddof=1)
+    variance[in_several] = between_sessions * (1 + 1 / n_sessions[in_several])
 
     # A few sessions say little about one size alone, so the variances of neighbouring
     # sizes are averaged. In row i, the matrix (s, s) has the neighbours of size i that
     # several sessions have.
-    is_neighbour = _neighbours(sizes) & repeated
+    is_neighbour = _neighbours(sizes) & in_several
     n_neighbours = is_neighbour.sum(axis=1)
     has_neighbours = n_neighbours > 0
     # The mean variance of the neighbours of each size, 0 for a size without neighbours.
@@ -805,11 +805,11 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
         out=np.zeros(len(sizes)),
     )
     # n sessions of a size give n - 1 degrees of freedom, which add up over neighbours.
-    local_degrees = is_neighbour @ np.maximum(0, sessions - 1)
+    local_degrees = is_neighbour @ np.maximum(0, n_sessions - 1)
 
     # A size without neighbours takes the average of all sizes.
-    mean_variance = variance[repeated].mean()
-    all_degrees = (sessions[repeated] - 1).sum()
+    mean_variance = variance[in_several].mean()
+    all_degrees = (n_sessions[in_several] - 1).sum()
     drift = np.sqrt(np.where(has_neighbours, local_variance, mean_variance))
     degrees = np.where(has_neighbours, local_degrees, all_degrees).astype(float)
     return drift, degrees

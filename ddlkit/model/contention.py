@@ -223,9 +223,10 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         The time of compute during messages over its time alone, and then the time of
         messages during compute over their time alone.
     """
-    # The mean time of each quantity in each round. The column "repeat" has the round,
-    # and "beside" says what went on at the same time. With values of the first two
-    # columns, `seconds[quantity, beside]` has an index of the other three.
+    # The mean time of each quantity in each round. The quantities are "backward", which
+    # is the compute, and "message". The column "repeat" has the round, and "beside" says
+    # what went on at the same time. With values of the first two columns,
+    # `seconds[quantity, beside]` has an index of the other three.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
 

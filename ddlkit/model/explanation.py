@@ -545,6 +545,7 @@ def explanation(
         # reference tells here.
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
+            # The times of messages have changed, so the iterations are replayed anew.
             compared = Comparison.of(training, judged)
         # None if no cost can be fitted to the messages.
         costs = _costs_of_traced_messages(training, compared)
@@ -1020,6 +1021,7 @@ def _waterfall(
     order += [name for name in removals if name == "buffers"]
     for name in order:
         schedule = removals[name](schedule)
+        # The gain of this removal and of those before it together.
         gain_s = float(np.median(compared.gains_s(schedule)))
         # No removal costs time. Where the replay shows a small loss, the gain stays as it was.
         gained_s = max(gained_s, gain_s)

@@ -95,6 +95,7 @@ class Buckets:
         old = self.training.schedule
         # Which segments and messages of the old schedule are of backward.
         backward = _BackwardSegments.of(old)
+        # The sizes of the new buckets, and the times of all messages with these buckets.
         n_bytes = plan.group_bytes(self.workload).astype(float)
         before_s = old.message_s[:, : backward.messages.start]
         new_s = costed_messages_s(self.training, self.cost, n_bytes)
@@ -146,7 +147,8 @@ class Buckets:
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
         # Before the first wait nothing is copied.
         no_copy_s = np.zeros((*copied_s.shape, 1))
-        # In the order of segments that `_with_messages` returns.
+        # In the order of segments that `_with_messages` returns. The copy of a bucket is work
+        # before the next wait, and that of the last bucket is work before the mark behind it.
         return np.concatenate(
             [
                 old_s[:, :, : backward.posting.start],

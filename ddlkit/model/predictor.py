@@ -502,6 +502,7 @@ def workload_of_case(
     selecting = selections[case.selection_sha256]
     # The time to select the sent share of the elements of each group of gradients.
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
+    # The workload is slowed down already, but these times are not.
     return with_selection(workload, plan, slowest_factor * selection_s)
 
 
@@ -527,7 +528,8 @@ def plan_with_contention(
     FusionPlan
         For "search", the best plan that was found. With a contention, the search makes
         local moves from the best of three plans: ``exact``, PyTorch's default, and the
-        plan of `jointly`. Without a contention, ``exact`` is the best of all plans.
+        plan of `ddlkit.core.resources.jointly`, which allows for slowdowns. Without a
+        contention, ``exact`` is the best of all plans.
 
     Raises
     ------
@@ -568,5 +570,6 @@ def plan_with_contention(
         return with_contention(unslowed, contention).prediction.iteration_s
 
     best_start = min(starts, key=iteration_s)
-    # `improved` moves the ends of messages as long as that shortens the iteration.
+    # `improved` adds, removes or moves ends of messages as long as that shortens the
+    # iteration.
     return FusionPlan(SEARCH, improved(best_start, iteration_s).ends)

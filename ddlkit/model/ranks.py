@@ -170,6 +170,7 @@ def training_of(
         first_start_s=one_clock.first_start_s,
         in_flight=in_flight,
         startup_s=startups_s,
+        # Rooted messages are those that rank 0 alone sends.
         rooted=_broadcasts_of_buffers(messages, segments),
         # The lag is how much later than the message ends a rank that waits for it goes on. It
         # differs by some tenths of a millisecond between ranks, which counts in short iterations.
@@ -375,7 +376,7 @@ def _alike_iterations(
     # The loop ends at the last iteration at the latest, whose messages are the pattern.
     while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
-    usable = [replace(t, iterations=t.iterations[n_early:]) for t in traces]
+    usable = [replace(trace, iterations=trace.iterations[n_early:]) for trace in traces]
     for trace in usable:
         # The messages of each iteration must be those of the pattern, and must have the
         # sequence numbers that they have in the same iteration on the first rank.
@@ -633,8 +634,8 @@ def _work_of_iteration_s(
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
         # One segment of backward ends with its compute, at ``backward_end_s``. Those that
-        # end later lie behind it. In them a rank waits and copies buckets back, and does
-        # nothing else, so all of their work is copying.
+        # end later lie behind it. If the trace has copies out of buckets, a rank waits and
+        # copies there, and does nothing else, so all of their work is copying.
         is_behind_compute = (
             segment.phase == "backward" and end_s > iteration.backward_end_s
         )

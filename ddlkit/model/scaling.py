@@ -498,10 +498,10 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     for job in single_jobs:
         by_count.setdefault((job.gpus, job.nodes), []).append(job)
     jobs = []
-    for (gpus, nodes), own in sorted(by_count.items()):
-        means_s = tuple(job.mean_s for job in own)
+    for (gpus, nodes), jobs_of_count in sorted(by_count.items()):
+        means_s = tuple(job.mean_s for job in jobs_of_count)
         # The rows of a job with several rows are single steps. The only row of a job is its mean.
-        single_s = [job.steps_s for job in own if job.is_single]
+        single_s = [job.steps_s for job in jobs_of_count if job.is_single]
         jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
     return jobs
 
@@ -869,29 +869,29 @@ def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
     """
     # If all steps were measured on several nodes, `_refuse_unpredictable` refuses them later, so
     # that any reference will do for them here.
-    on_one_node = [own for own in jobs if own.nodes == 1]
+    on_one_node = [of_count for of_count in jobs if of_count.nodes == 1]
     smallest_s = (on_one_node or jobs)[0].step_s
     counts = []
-    for own in jobs:
+    for of_count in jobs:
         # A single job has no range.
         interval_s = None
         factors = None
-        if len(own.means_s) > 1:
-            fastest_s = min(own.means_s)
-            slowest_s = max(own.means_s)
+        if len(of_count.means_s) > 1:
+            fastest_s = min(of_count.means_s)
+            slowest_s = max(of_count.means_s)
             interval_s = (fastest_s, slowest_s)
             # The slowest step has the lowest factor.
             factors = (smallest_s / slowest_s, smallest_s / fastest_s)
         counts.append(
             Count(
-                gpus=own.gpus,
-                nodes=own.nodes,
-                step_s=own.step_s,
+                gpus=of_count.gpus,
+                nodes=of_count.nodes,
+                step_s=of_count.step_s,
                 interval_s=interval_s,
-                scaling_factor=smallest_s / own.step_s,
+                scaling_factor=smallest_s / of_count.step_s,
                 scaling_factor_interval=factors,
                 measured=True,
-                jobs=len(own.means_s),
+                jobs=len(of_count.means_s),
             )
         )
     return counts
@@ -1017,29 +1017,29 @@ class _Doubt:
 
 
 def _doubts(jobs: Sequence[_Jobs]) -> list[_Doubt]:
-    """Return the numbers of GPUs whose step is longer than with more GPUs on as many nodes or more.
+    """Return a doubt for each number of GPUs that is slower than a larger one by more than chance.
 
     With equally many samples per GPU, more GPUs on as many nodes or more do not shorten a step. So
     the longer step on fewer GPUs was probably disturbed. A difference must be larger than the
     scatter of the jobs on any number of GPUs. ``jobs`` has an entry for each measured number of
     GPUs and nodes, with the mean steps of its jobs.
     """
-    scatter = max(LEAST_SCATTER, *(own.scatter for own in jobs))
+    scatter = max(LEAST_SCATTER, *(of_count.scatter for of_count in jobs))
     doubts = []
-    for own in jobs:
+    for smaller in jobs:
         # More GPUs on fewer nodes may really be faster, because they use the network less. As many
         # GPUs on more nodes are not compared either, because they use the network more.
         larger = [
             other
             for other in jobs
-            if other.gpus > own.gpus and other.nodes >= own.nodes
+            if other.gpus > smaller.gpus and other.nodes >= smaller.nodes
         ]
         if not larger:
             continue
         # The fastest of these decides, and is named in the warning.
         fastest = min(larger, key=lambda other: other.step_s)
-        if own.step_s > fastest.step_s * (1 + scatter):
-            doubts.append(_Doubt(own, fastest))
+        if smaller.step_s > fastest.step_s * (1 + scatter):
+            doubts.append(_Doubt(slow=smaller, faster=fastest))
     return doubts
 
 
@@ -1209,9 +1209,9 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
     step_s = scaling.interpolated_step_s(
         smaller.step_s,
         larger.step_s,
-        (smaller.gpus, smaller.nodes),
-        (larger.gpus, larger.nodes),
-        (gpus, nodes),
+        smaller=(smaller.gpus, smaller.nodes),
+        larger=(larger.gpus, larger.nodes),
+        target=(gpus, nodes),
     )
     # The step lies between those of the neighbours only if these were measured right. Therefore
     # the interval shall also contain the interval of a prediction from the larger neighbour, which
@@ -1335,9 +1335,9 @@ def _refuse_large_sizes(costs: NodeCosts, workload: Workload | None) -> None:
     """
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
-    # The advice names 1 MiB, the default size of PyTorch's first bucket.
     for table in costs.tables:
         if table.sizes[0] > largest_bytes:
+            # The advice names 1 MiB, the default size of PyTorch's first bucket.
             raise UserError(
                 f"the table of {table.collective} on {_nodes(table.nodes)} begins at "
                 f"{units.format_bytes(table.sizes[0])}, above {bucket} of "
@@ -1392,6 +1392,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
         f"below {bucket} of {units.format_bytes(largest_bytes)}"
     )
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
+    # So far beyond the table, continued times would be too wrong.
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
     # A table is continued only to predict the messages of known gradients. In the error, "this" is
     # the line through the two largest sizes of a table, along which its times are continued.
@@ -1508,12 +1509,13 @@ def _kernels_s(
     anchor: Count,
     findings: list[Finding],
 ) -> float | None:
-    """Return the time of NCCL's kernels in a step of the anchor, None without sums.
+    """Return the time of NCCL's kernels in a step of the anchor, None if they were not traced.
 
-    The anchor is the measured count on several nodes with the most GPUs, and ``kernels`` ran in
-    ``kernel_steps`` of its steps. Kernels wait for other ranks and run beside compute, so messages
-    lengthen a step by less than this time. What this time contradicts is added to ``findings``.
-    Raises UserError if the number of steps was probably not given.
+    The anchor is the measured count on several nodes with the most GPUs. ``kernels`` has the sum of
+    the times of each kernel on one GPU, over ``kernel_steps`` steps of the anchor. Kernels of NCCL
+    wait for other ranks and run beside compute, so messages lengthen a step by less than this time.
+    What this time contradicts is added to ``findings``. Raises UserError if the number of steps was
+    probably not given.
     """
     if kernels is None:
         return None
@@ -1986,14 +1988,15 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
                 f"numbers of nodes differ by {2 * scatter:.0%}"
             )
         return Finding("measure", layers=(), text=text)
-    itself = f"measure next: one job on {_nodes(asked.nodes)}"
+    text = (
+        f"measure next: one job on {_nodes(asked.nodes)}, as no number of nodes between "
+        "would help"
+    )
+    itself = Finding("measure", layers=(), text=text)
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
+    # No number of nodes to measure lies between the two.
     if halfway is None:
-        return Finding(
-            "measure",
-            layers=(),
-            text=f"{itself}, as no number of nodes between would help",
-        )
+        return itself
     # If one job on the nodes halfway measures what is predicted for them, they become the anchor.
     # The interval of the asked count then starts from this measurement.
     halfway_s = float(
@@ -2011,11 +2014,7 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     percent_now = round(100 * width_s / 2 / asked.step_s)
     percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
     if percent_then >= percent_now:
-        return Finding(
-            "measure",
-            layers=(),
-            text=f"{itself}, as no number of nodes between would help",
-        )
+        return itself
     text = (
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
         f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"

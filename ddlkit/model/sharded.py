@@ -455,7 +455,8 @@ class Sharding:
 
         # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
         # unit's input is ready. The root and the first unit take the input of the
-        # network, which has no gradient. So both scatter after the backward pass.
+        # network, which has no gradient. So both scatter after the backward pass. The
+        # root may itself be the first unit, and scatters once.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
@@ -665,6 +666,7 @@ def forecast(
         # are only the times beyond those of messages of one element, which ``brief_s`` has.
         iterations_s = _brief_iterations_s(brief_s, draws, single_iterations)
         iterations_s = iterations_s + message_s.sum(axis=1)
+    # With ``brief_s``, communication is only the time beyond that of one element.
     prediction = Prediction(
         iteration_s=float(iterations_s[0]),
         compute_s=compute_s,
