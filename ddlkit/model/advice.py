@@ -469,8 +469,8 @@ class Advice:
         seconds_by_cause: dict[str, float | None] = {**seconds}
         default_plan = self.options[DEFAULT].summary()
         if self.communication.contention is None:
-            # Contention was not measured. The prediction takes 0 for it, which would look
-            # as if it had been.
+            # By how much messages and compute slow each other down was not measured. The
+            # prediction takes 0 for it, which would look as if it had been.
             seconds_by_cause["contention"] = None
         default_plan["seconds_by_cause"] = seconds_by_cause
         result = {
@@ -596,6 +596,8 @@ def is_decided(measured: Gain) -> bool:
 
 def trial_result(measured: Gain) -> str:
     """Return the result of the trial of a plan, in words.
+
+    A trial measures the plan and the default in turn, round by round.
 
     Parameters
     ----------

@@ -950,9 +950,10 @@ def _removals(
 ) -> dict[str, Callable[[Schedule], Schedule]]:
     """Return for each cause a function that removes it from a schedule.
 
-    Because removals are functions of a schedule, one can follow another. The result has
-    them in the order in which `_waterfall` applies them, except that it removes the buffers
-    last.
+    Causes are delays of ranks, contention (messages slow compute down), copies of gradients into
+    and out of buckets, broadcasts of buffers, start-ups of messages, and bandwidth. Because
+    removals are functions of a schedule, one can follow another. The result has them in the order
+    in which `_waterfall` applies them, except that it removes the buffers last.
 
     ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
     cannot be told apart, and have no removals.
@@ -1052,8 +1053,9 @@ def _causes_by_rank(
 ) -> list[Cause]:
     """Return the causes that are the delay of one rank, the slowest rank first.
 
-    ``gains_by_rank_s``, shape (R, J), is what each of J judged iterations gains without
-    the delay of each rank, in seconds. Ranks that cost hardly anything are not listed.
+    ``gains_by_rank_s``, shape (R, J), is what each of J judged iterations gains without the delay
+    of each rank, in seconds. Judged iterations are those that the explanation is about. Ranks that
+    cost hardly anything are not listed.
     """
     schedule = training.schedule
     medians_s = np.median(gains_by_rank_s, axis=1)
@@ -1081,11 +1083,11 @@ def _straggler(
     """Return the rank and the phase for which the others wait, None if none stands out.
 
     ``causes`` are those of `_causes_by_rank`, the slowest rank first. ``gains_by_rank_s``, shape
-    (R, J), is how much shorter each judged iteration would be without the delay of each rank. The
-    slowest rank is called a straggler if it stands out by its median gain, by the lower end of the
-    interval of that gain, and in most single iterations. If its delay costs much and it is no
-    straggler, the second result says which of these conditions it does not meet. Otherwise the
-    second result is empty.
+    (R, J), is how much shorter each judged iteration would be without the delay of each rank, in
+    seconds. Judged iterations are those that the explanation is about. The slowest rank is called a
+    straggler if it stands out by its median gain, by the lower end of the interval of that gain,
+    and in most single iterations. If its delay costs much and it is no straggler, the second result
+    says which of these conditions it does not meet. Otherwise the second result is empty.
     """
     # Without causes, no rank costs anything.
     if not causes or causes[0].gain_share <= LEAST_SHARE:
@@ -1134,7 +1136,8 @@ def _straggler(
 def _advice_to_judge(late: np.ndarray) -> str:
     """Return how to judge late iterations alone, "" if too few iterations are late.
 
-    ``late`` has the numbers of the iterations in which a rank is late.
+    Judged iterations are those that the explanation is about. ``late`` has the numbers of the
+    iterations in which a rank is late.
     """
     # With fewer judged iterations, no rank is called a straggler.
     if len(late) < LEAST_JUDGED:
@@ -1200,11 +1203,11 @@ def _costs_of_traced_messages(
 ) -> _Costs | None:
     """Return what messages cost by their size: a line through those of the trace.
 
-    The cost is a line through the medians over the judged iterations. For each bootstrap
-    sample of these iterations there is a further line, through the medians over the
-    iterations of the sample. The result is None if there are fewer than two messages, if
-    their sizes are too much alike to tell the start-up from the bytes, or if their times
-    do not grow with their sizes.
+    The cost is a line through the medians over the judged iterations, which are those that the
+    explanation is about. For each bootstrap sample of these iterations there is a further line,
+    through the medians over the iterations of the sample. The result is None if there are fewer
+    than two messages, if their sizes are too much alike to tell the start-up from the bytes, or if
+    their times do not grow with their sizes.
     """
     # Which messages carry gradients of known size.
     has_gradients = _of_gradients(training)
@@ -1241,8 +1244,8 @@ def _with_fitted_startup(
     """
     startup_s = 0.0
     fitted = training
-    # Only the line through the medians of all judged iterations is needed here. Without
-    # bootstrap samples, no lines are fitted to them.
+    # Only one line is needed here, through the medians of all judged iterations, which the
+    # explanation is about. Without bootstrap samples, no lines are fitted to samples.
     without_samples = replace(compared, resamples=compared.resamples[:0])
     for _ in range(MOST_FITS):
         costs = _costs_of_traced_messages(fitted, without_samples)
@@ -1427,7 +1430,8 @@ def _bucket_remedies(
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(
         buckets.workload, costs.cost
     )
-    # What each judged iteration gains by a setting, and the plan of the setting.
+    # What each iteration that is judged gains by a setting, and the plan of the setting.
+    # Judged iterations are those that the explanation is about.
     gains_by_setting: dict[str, Floats] = {}
     plan_of_setting: dict[str, FusionPlan] = {}
     # Several caps can give the same buckets, or those that the training has already.

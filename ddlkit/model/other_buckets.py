@@ -164,7 +164,7 @@ class Buckets:
     def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
         """Return what iterations gain by the buckets of ``plan``, in seconds.
 
-        ``judged``, shape (I,) of bool, chooses the iterations of the result. Both schedules
+        ``judged``, shape (I,) of bool, says for which iterations gains are returned. Both schedules
         are made from the readiness of gradients. What this leaves out, such as the time to
         post a message, is thereby left out of both.
         """

@@ -157,6 +157,7 @@ def training_of(
         message_s = taken_s
         # A message that is shorter than the start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, taken_s)
+    # Contention is the time by which messages slow operators down.
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
     # Copies and contention are separate parts of the work of a segment, so that both together
     # are no more than this work.

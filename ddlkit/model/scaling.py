@@ -363,7 +363,7 @@ def scale(
         is one run of the training.
     nodes : int or sequence of int
         The numbers of nodes to predict for. Each node has as many GPUs as a node of the largest
-        measured count. A count is a number of GPUs and nodes.
+        measured count. A count is a number of GPUs on a number of nodes.
     workload : Workload, optional
         The gradients of the network, for the time of messages alone. Its compute is scaled to
         the measured step.
@@ -558,9 +558,9 @@ def _single_jobs(steps: DataFrame) -> list[_Job]:
 def _sorted_by_job(steps: DataFrame) -> DataFrame:
     """Return the steps in the order of nodes, GPUs, jobs and the numbers of steps.
 
-    The rows of a job then stand together. The new column ``job_number`` counts the jobs in this
-    order from 0. It takes the place of the columns nodes, gpus and job as the key of a job, because
-    one number is compared faster than three columns.
+    A job is one run of the training. The rows of a job then stand together. The new column
+    ``job_number`` counts the jobs in this order from 0. It takes the place of the columns nodes,
+    gpus and job as the key of a job, because one number is compared faster than three columns.
     """
     import pandas as pd
 
@@ -643,7 +643,8 @@ def _begins_with_launch(
 ) -> NDArray[np.bool_]:
     """Return of each row whether its job begins with the launch, from the numbers of the steps.
 
-    The launch is the first step of a training. All arrays have an entry for each row of the table.
+    The launch is the first step of a training, and a job is one run of the training. All arrays
+    have an entry for each row of the table.
 
     Parameters
     ----------
@@ -676,10 +677,10 @@ def _without_warm_up(
 ) -> DataFrame:
     """Return the steps without slow ones soon after the launch, such as a compilation.
 
-    ``is_early`` says of each row whether it is one of the first steps of a training. A step is
-    slow if it is much longer than the usual step of its job. Later slow steps are kept,
-    because they may be part of every training. ``findings`` are extended by how many slow steps
-    were left out and how many were kept.
+    ``is_early`` says of each row whether it is one of the first steps of a training. A job is one
+    run of the training. A step is slow if it is much longer than the usual step of its job. Later
+    slow steps are kept, because they may be part of every training. ``findings`` are extended by
+    how many slow steps were left out and how many were kept.
     """
     step_s = steps["step_s"].to_numpy()
     # For each row the index of its job, and for each job how many rows it has.
@@ -794,8 +795,8 @@ def _usual_samples(steps: DataFrame, samples: Any) -> Any:
 def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
     """Raise UserError if two jobs have the same times to the last digit.
 
-    Times of few digits may be equal by chance. For two jobs on the same number of GPUs with such
-    times, a warning is added to ``findings``.
+    A job is one run of the training. Times of few digits may be equal by chance. For two jobs on
+    the same number of GPUs with such times, a warning is added to ``findings``.
     """
     # The first job with each sequence of times.
     seen: dict[tuple[float, ...], _Job] = {}
@@ -824,7 +825,8 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
 def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
     """Raise UserError for a job whose time is so far from the others' that its unit must differ.
 
-    No training takes longer by such a factor on one number of GPUs than on another.
+    A job is one run of the training. No training takes longer by such a factor on one number of
+    GPUs than on another.
     """
     means_s = np.array([job.mean_s for job in jobs])
     if means_s.max() <= MOST_TIMES_OTHER_STEP * means_s.min():
@@ -863,9 +865,9 @@ def _digits(seconds: float) -> int:
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
     """Return each measured number of GPUs and nodes, with its step and scaling factor.
 
-    ``jobs`` has an entry for all jobs with the same GPUs and nodes, in ascending order of GPUs. The
-    result has the same order. A scaling factor is the step on the fewest GPUs of one node over
-    the step on the count.
+    A job is one run of the training. ``jobs`` has an entry for all jobs with the same GPUs and
+    nodes, in ascending order of GPUs. The result has the same order. A scaling factor is the step
+    on the fewest GPUs of one node over the step on the count.
     """
     # If all steps were measured on several nodes, `_refuse_unpredictable` refuses them later, so
     # that any reference will do for them here.
@@ -929,9 +931,9 @@ def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
 def _scatter_of_jobs(measured: Sequence[Count]) -> float:
     """Return by how much the jobs of a count scatter, as a share of their median step.
 
-    A count is a pair of numbers of GPUs and nodes. The step of each job is divided by the median
-    step of its count. The result is half the range of these quotients over all counts, 0 if no
-    count has several jobs.
+    A count is a pair of numbers of GPUs and nodes, and a job is one run of the training. The step
+    of each job is divided by the median step of its count. The result is half the range of these
+    quotients over all counts, 0 if no count has several jobs.
     """
     # The median itself has the quotient 1, and a count with one job adds nothing but another 1.
     # For several jobs, the fastest and the slowest of them are enough.
@@ -1059,7 +1061,7 @@ def _repeat(doubt: _Doubt) -> Finding:
 
 
 def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]:
-    """Return a finding if counts differ in how many GPUs of a node they use.
+    """Return a finding if counts of GPUs and nodes differ in how many GPUs of a node they use.
 
     ``anchor`` is the count from which others are predicted. Fewer GPUs on a single node are no
     difference. The smallest count is such a part of a node, often one GPU, and the prediction is
@@ -1166,9 +1168,9 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
 def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     """Return the predicted step on more nodes than the anchor has.
 
-    The anchor is the measured count on several nodes with the most GPUs. Its loss, which is how
-    much longer its step is than that of the smallest count, grows with the nodes. Each node has as
-    many GPUs as the anchor's.
+    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes. Its
+    loss, which is how much longer its step is than that of the smallest count, grows with the
+    nodes. Each node has as many GPUs as the anchor's.
     """
     # The count with the fewest GPUs on one node, from which the loss is counted.
     smallest = _smallest(measured)
@@ -1190,9 +1192,9 @@ def _predicted(measured: Sequence[Count], nodes: int) -> Count:
 def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
     """Return the step on fewer nodes than the anchor has, between its measured neighbours.
 
-    The anchor is the measured count on several nodes with the most GPUs. The target has ``nodes``
-    nodes with ``gpus_per_node`` GPUs each. Its interval takes into account how jobs scatter on the
-    neighbours.
+    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes. The
+    target has ``nodes`` nodes with ``gpus_per_node`` GPUs each. Its interval takes into account how
+    jobs scatter on the neighbours.
     """
     gpus = nodes * gpus_per_node
     smallest = _smallest(measured)
@@ -1260,7 +1262,7 @@ def _neighbours(
 def _unmeasured(
     smallest: Count, gpus: int, nodes: int, step_s: float, interval_s: Interval
 ) -> Count:
-    """Return a count that was not measured, with its scaling factors.
+    """Return a count of GPUs and nodes that was not measured, with its scaling factors.
 
     A scaling factor is the step on ``smallest``, the smallest measured count, over ``step_s``.
     """
@@ -1280,8 +1282,8 @@ def _unmeasured(
 def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     """Return how well the law predicts the largest measured count from the smaller ones.
 
-    The result is None if the smaller counts do not allow a prediction, for which one of
-    them must have several nodes.
+    A count is a number of GPUs on a number of nodes. The result is None if the smaller counts do
+    not allow a prediction, for which one of them must have several nodes.
     """
     # The count on several nodes with the most GPUs.
     held_out = _anchor(measured)
@@ -1314,10 +1316,10 @@ def _costs_of(
 ) -> NodeCosts:
     """Return the costs of collectives, if they can be predicted for the largest count.
 
-    ``gpus_per_node`` is that of the training, and ``most_nodes`` is the largest number of nodes of
-    any count. Raises UserError if no table of several nodes has as many GPUs on each node, if a
-    table begins above the sizes of the training's messages, or if tables end too far below
-    ``most_nodes``.
+    A count is a number of GPUs on a number of nodes. ``gpus_per_node`` is that of the training, and
+    ``most_nodes`` is the largest number of nodes of any count. Raises UserError if no table of
+    several nodes has as many GPUs on each node, if a table begins above the sizes of the training's
+    messages, or if tables end too far below ``most_nodes``.
     """
     costs = NodeCosts.of(collectives).with_per_node(gpus_per_node)
     _refuse_large_sizes(costs, workload)
@@ -1415,11 +1417,12 @@ def _with_messages(
 ) -> Count:
     """Return a count with the steps that it would have if nothing but messages lengthened it.
 
-    These are ``only_messages_step_s``, with messages as in the tables, and
-    ``only_messages_bad_day_s``, with messages that other jobs on the network slow down.
-    ``workload`` has the gradients, which are sent in PyTorch's default buckets, and ``costs`` has
-    the tables of collectives. ``smallest`` is the smallest measured count. The count is returned
-    unchanged if these steps are not known, or if it is one GPU, which sends no messages.
+    A count is a number of GPUs on a number of nodes. The steps are ``only_messages_step_s``, with
+    messages as in the tables, and ``only_messages_bad_day_s``, with messages that other jobs on the
+    network slow down. ``workload`` has the gradients, which are sent in PyTorch's default buckets,
+    and ``costs`` has the tables of collectives. ``smallest`` is the smallest measured count. The
+    count is returned unchanged if these steps are not known, or if it is one GPU, which sends no
+    messages.
     """
     # Gradients are exchanged by all-reduces.
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
@@ -1444,7 +1447,8 @@ def _with_messages(
 def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime, ...]:
     """Return the times of messages of `SHOWN_SIZES` on a count, where they are known.
 
-    ``costs`` has the tables of collectives, and is None if there are none.
+    ``target`` is this count of GPUs and nodes. ``costs`` has the tables of collectives, and is None
+    if there are none.
     """
     if costs is None:
         return ()
@@ -1511,11 +1515,11 @@ def _kernels_s(
 ) -> float | None:
     """Return the time of NCCL's kernels in a step of the anchor, None if they were not traced.
 
-    The anchor is the measured count on several nodes with the most GPUs. ``kernels`` has the sum of
-    the times of each kernel on one GPU, over ``kernel_steps`` steps of the anchor. Kernels of NCCL
-    wait for other ranks and run beside compute, so messages lengthen a step by less than this time.
-    What this time contradicts is added to ``findings``. Raises UserError if the number of steps was
-    probably not given.
+    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes.
+    ``kernels`` has the sum of the times of each kernel on one GPU, over ``kernel_steps`` steps of
+    the anchor. Kernels of NCCL wait for other ranks and run beside compute, so messages lengthen a
+    step by less than this time. What this time contradicts is added to ``findings``. Raises
+    UserError if the number of steps was probably not given.
     """
     if kernels is None:
         return None
@@ -1559,7 +1563,7 @@ def _kernels_s(
 def _largest_asked(
     counts: Sequence[Count], targets: Sequence[int], per_node: int
 ) -> Count:
-    """Return the count of the largest number of nodes that the user asks for.
+    """Return the count of GPUs and nodes with the most nodes that the user asks for.
 
     ``targets`` are the asked numbers of nodes in ascending order, and ``per_node`` is how many GPUs
     a node has. ``counts`` has a measured or predicted count for each of them.
@@ -1581,7 +1585,7 @@ def _explained(
     jobs : sequence of _Jobs
         The jobs of all measured counts. The single steps of the smallest count are among them.
     smallest : Count
-        The smallest measured count, from which the loss is counted.
+        The smallest measured count of GPUs and nodes, from which the loss is counted.
     anchor : Count
         The largest measured count, whose loss is explained. It has its step with messages alone
         where that is known.
@@ -1637,7 +1641,7 @@ def _jobs_on(count: Count, jobs: Sequence[_Jobs]) -> _Jobs:
 
 
 def _verdict_on_messages(asked: Count) -> str:
-    """Return whether messages are hidden behind the compute of a count, in words.
+    """Return whether messages are hidden behind compute on a count of GPUs and nodes, in words.
 
     Messages count as hidden if they lengthen a step by no more than the share `HIDDEN_SHARE`.
     """
@@ -1671,7 +1675,7 @@ def _wish(
     factor : float or None
         The wished factor.
     asked : Count
-        The largest count that the user asks for.
+        The largest count of GPUs and nodes that the user asks for.
     measured : sequence of Count
         The measured counts. The scaling factor compares with the smallest one, and the neighbours
         of ``asked`` limit its step.
@@ -1730,10 +1734,10 @@ def _limited(
 ) -> tuple[Interval, list[Count]]:
     """Return the likely steps of a count, limited by its neighbours, and which of these limit it.
 
-    More nodes do not shorten a step. So the step is not shorter than on the nearest smaller count,
-    and not longer than on the nearest larger one. ``asked`` is a predicted count. ``trusted`` are
-    those of the ``measured`` counts that need not be measured again. The likely steps are the
-    shortest and the longest one in seconds.
+    A count is a number of GPUs on a number of nodes. More nodes do not shorten a step. So the step
+    is not shorter than on the nearest smaller count, and not longer than on the nearest larger one.
+    ``asked`` is a predicted count. ``trusted`` are those of the ``measured`` counts that need not
+    be measured again. The likely steps are the shortest and the longest one in seconds.
     """
     scatter = _scatter_of_jobs(measured)
     smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
@@ -1758,8 +1762,9 @@ def _limited(
 def _likely_range_s(count: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that a count may have, in seconds.
 
-    If the step was predicted, this is its interval. If several jobs measured it, this is their
-    range. If one job did, this is its step, shorter or longer by the larger one of
+    A count is a number of GPUs on a number of nodes, and a job is one run of the training. If the
+    step was predicted, the result is its interval. If several jobs measured the step, the result is
+    their range. If one job did, the result is its step, shorter or longer by the larger one of
     `SINGLE_JOB_SHARE` and ``scatter``, the share by which jobs of other counts scatter.
     """
     # The interval is None only if a single job measured the count.
@@ -1771,10 +1776,11 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
 def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that the smallest count may have, in seconds.
 
-    The scaling factor of ``asked`` is this step over the step of ``asked``. If several jobs
-    measured the smallest count, the result is their range. If one job did, another job may differ
-    from it. By how much depends on ``asked`` and on ``scatter``, the share by which jobs of other
-    counts scatter.
+    The scaling factor of ``asked`` is this step over the step of ``asked``. A count is a number of
+    GPUs on a number of nodes, and a job is one run of the training. If several jobs measured the
+    smallest count, the result is their range. If one job did, another job may differ from it. By
+    how much depends on ``asked`` and on ``scatter``, the share by which jobs of other counts
+    scatter.
     """
     # Several jobs measured ``asked``. Its range makes no allowance for another job, so that one is
     # made here.
@@ -1796,9 +1802,10 @@ def _origin_of_likely_factors(
 ) -> str:
     """Return in words why the scaling factor of a count is likely to lie where it does.
 
-    The factor is the step on ``smallest`` over the step on ``asked``. ``limiting`` are the measured
-    counts that limit the interval of a predicted count. ``scatter`` is the share by which jobs of a
-    count scatter. ``likely_factors`` are the lowest and the highest likely factor.
+    A count is a number of GPUs on a number of nodes. The factor is the step on ``smallest`` over
+    the step on ``asked``. ``limiting`` are the measured counts that limit the interval of a
+    predicted count. ``scatter`` is the share by which jobs of a count scatter. ``likely_factors``
+    are the lowest and the highest likely factor.
     """
     if asked.measured and asked.jobs > 1:
         origin = "the range of the jobs that measured it"
@@ -1877,7 +1884,7 @@ def _advice(
 ) -> list[Finding]:
     """Return what would help, what would not, and what to measure next.
 
-    ``asked`` is the largest count that the user asks for. ``explained`` says what
+    ``asked`` is the largest count of GPUs and nodes that the user asks for. ``explained`` says what
     lengthens the step on the largest of the ``measured`` counts.
     """
     smallest = _smallest(measured)
@@ -1963,8 +1970,9 @@ def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
 def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     """Return which measurement would narrow the interval of a predicted count most.
 
-    This is more jobs on the anchor (the measured count from which ``asked`` is predicted), a job on
-    a number of nodes between the anchor's and those of ``asked``, or one on ``asked`` itself.
+    The anchor is the measured count of GPUs and nodes from which ``asked`` is predicted, and a job
+    is one run of the training. The measurement is more jobs on the anchor, a job on a number of
+    nodes between the anchor's and those of ``asked``, or a job on ``asked`` itself.
     """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
@@ -2041,8 +2049,8 @@ def _on_fixed_batch(
     """Return a warning if steps get shorter with more GPUs, as with a fixed batch of all GPUs.
 
     A fixed batch is divided among all GPUs, so that each computes less. ``doubts`` are the counts
-    that are clearly slower than a larger one. With ``has_samples``, the samples per GPU are known
-    to be equal, so that the batch is not fixed.
+    of GPUs and nodes that are clearly slower than a larger one. With ``has_samples``, the samples
+    per GPU are known to be equal, so that the batch is not fixed.
     """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
@@ -2083,8 +2091,8 @@ def _on_factors_of_fewer_nodes(
 ) -> list[Finding]:
     """Return why an interval may reach above the factor on fewer nodes, if it does.
 
-    ``asked`` is the largest count that the user asks for. It is compared with the nearest smaller
-    count that was measured.
+    ``asked`` is the largest count of GPUs and nodes that the user asks for. It is compared with the
+    nearest smaller count that was measured.
     """
     smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
     # Only a predicted count has an interval that follows from a law.

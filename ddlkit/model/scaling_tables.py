@@ -113,7 +113,8 @@ def checked_steps(steps: DataFrame) -> DataFrame:
     Parameters
     ----------
     steps : DataFrame
-        The columns that `ddlkit.scale` takes.
+        The columns that `ddlkit.scale` takes, with a row for each step, or for the mean step of a
+        job, which is one run of the training.
 
     Returns
     -------
