@@ -763,7 +763,7 @@ def _taken_s(traces: Sequence[RankTrace]) -> Floats:
 
     That is their time on the rank that posted them last, on which they were the shortest.
     """
-    # The shape is (R, I, K).
+    # The shape is (R, I, K). The minimum below is over ranks.
     durations_s = [
         [[m.duration_s for m in iteration.messages] for iteration in trace.iterations]
         for trace in traces

@@ -1951,7 +1951,7 @@ def _on_messages(explained: Explained) -> Finding:
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
     """Return two times in the unit of the longer one, with equally many decimals."""
     longer_s = max(first_s, second_s)
-    # The largest unit of which the longer time has at least one. A shorter time has nanoseconds.
+    # The largest unit of which the longer time has at least one. Below 1 µs it is ns.
     unit = "ns"
     unit_s = 1e-9
     for larger_unit, larger_unit_s in (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)):
@@ -2034,8 +2034,8 @@ def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
     The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
-    such number lies between the two. Fewer nodes than these would be cheaper to measure, but would
-    not be worth measuring.
+    such number lies between the two. A smaller number of nodes would be cheaper to measure, but not
+    worth measuring.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.

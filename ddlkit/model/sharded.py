@@ -558,7 +558,7 @@ def _matches(layer: str, patterns: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _least_bytes(spec: str) -> int:
     """Return the least size of a unit in bytes from a text such as "size:25MB".
 
-    Raises UserError if it states no size, or a small number without a unit.
+    Raises UserError if the text states no size, or a small number without a unit.
     """
     size = spec.removeprefix(SIZE)
     # Whoever writes size:25 means megabytes. Units of so few bytes would be single layers.
