@@ -68,18 +68,19 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     Parameters
     ----------
     environment : mapping of str to str, optional
-        The environment from which it is made.
+        The environment to copy. By default it is that of this process.
 
     Returns
     -------
     dict of str to str
-        A copy of the environment. In it, this package can be imported, `PARENT` has the
-        id of this process, and no variable makes a GPU run kernels one by one, with which
-        nothing would overlap.
+        A copy of the environment with three changes. This package can be imported,
+        `PARENT` has the id of this process, and the variables of `ONE_BY_ONE`, with which
+        nothing would overlap on a GPU, are left out.
     """
     child = {
         name: value for name, value in environment.items() if name not in ONE_BY_ONE
     }
+    # The first directory counts, so the child imports this copy of the package.
     python_path = str(PACKAGES)
     if environment.get("PYTHONPATH"):
         python_path += os.pathsep + environment["PYTHONPATH"]
@@ -89,12 +90,12 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def enter_namespace(namespace: str) -> None:
-    """Move this process into a network namespace.
+    """Move this process into a network namespace, a network that only some processes see.
 
     Parameters
     ----------
     namespace : str
-        The file of the namespace.
+        The path of the file by which Linux names the namespace.
 
     Raises
     ------
@@ -110,21 +111,23 @@ def enter_namespace(namespace: str) -> None:
 
 
 def die_with_parent(parent: int = 0) -> None:
-    """Have the kernel kill this process when its parent dies, on Linux.
+    """Have the kernel kill this process when its parent dies.
+
+    If the parent has died already, this process ends at once. On systems other than
+    Linux nothing happens.
 
     Parameters
     ----------
     parent : int, optional
         The id of the parent. The default, 0, stands for the value of `PARENT` in the
-        environment or, if that variable is not set, for the present parent. If the
-        parent has died already, this process ends at once.
+        environment or, if that variable is not set, for the present parent.
     """
     if sys.platform != "linux":
         return
     parent = parent or int(os.environ.get(PARENT, os.getppid()))
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    # If the parent died before the call of prctl, the kernel does not report its death.
-    # But then this process has another parent by now.
+    # If the parent died before the call of prctl, the kernel does not kill this process.
+    # But then this process has been given another parent.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -151,11 +154,11 @@ def schedule_in_batches() -> None:
 
 @contextmanager
 def scheduled_in_batches() -> Iterator[None]:
-    """Call `schedule_in_batches`, and give this thread its policy back after the block.
+    """Call `schedule_in_batches`, and restore this thread's scheduling after the block.
 
     Threads that the block starts keep SCHED_BATCH.
     """
-    # Both stay None where the system has no such call or does not allow it.
+    # Both stay None where the system has no calls for scheduling or does not allow them.
     policy = None
     parameters = None
     with suppress(AttributeError, OSError):
@@ -234,7 +237,7 @@ def trap(*numbers: int) -> list[int]:
     Parameters
     ----------
     *numbers : int
-        The signals.
+        The signals, such as `signal.SIGTERM`.
 
     Returns
     -------
@@ -255,19 +258,21 @@ def trap(*numbers: int) -> list[int]:
 def unwinding(*numbers: int) -> Iterator[None]:
     """Within the block, let signals raise `SystemExit`, so that every ``finally`` runs.
 
-    A handler that the block itself sets for a signal stays after the block.
+    As in `trap`, only signals that would end the process at once are changed. A handler
+    that the block itself sets for a signal stays after the block.
 
     Parameters
     ----------
     *numbers : int
-        The signals.
+        The signals, such as `signal.SIGTERM`.
     """
     trapped = trap(*numbers)
     try:
         yield
     finally:
         for number in trapped:
-            # A handler that the block itself has set stays.
+            # The block may end in another thread than it began in, which may set no
+            # handler. Any other handler than that of `trap` is one of the block itself.
             if _in_main_thread() and signal.getsignal(number) is _exit_by_signal:
                 signal.signal(number, signal.SIG_DFL)
 
@@ -276,13 +281,14 @@ def unwinding(*numbers: int) -> Iterator[None]:
 def deferring(*numbers: int) -> Iterator[None]:
     """Keep signals waiting until the block is over.
 
-    In any thread but the main one this does nothing, because signals interrupt the main
-    thread only.
+    A signal that arrives during the block is handled after it, and only once if it
+    arrives several times. In any thread but the main one this does nothing, because
+    signals interrupt the main thread only.
 
     Parameters
     ----------
     *numbers : int
-        The signals. Those that are ignored stay ignored.
+        The signals, such as `signal.SIGINT`. Those that are ignored stay ignored.
     """
     arrived: list[int] = []
 
@@ -304,8 +310,8 @@ def deferring(*numbers: int) -> Iterator[None]:
     finally:
         for number, handler in handlers_before.items():
             signal.signal(number, handler)
-        # Each signal that arrived is raised once, however often it arrived, and now calls
-        # the handler that it had before the block.
+        # Each signal that arrived now calls the handler that it had before the block.
+        # `dict.fromkeys` drops repeated signals and keeps the order.
         for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
 

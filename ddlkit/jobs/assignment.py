@@ -42,19 +42,24 @@ class Numbers(NamedTuple):
 def ranks_started(environment: Mapping[str, str]) -> int:
     """Return how many ranks torchrun or srun started, 1 if neither did.
 
-    The script of a Slurm job, which runs once, also sees how many tasks the job has,
-    but the script is no rank. Only the processes that srun starts have the number of a
-    step.
+    Slurm calls a process that may be a rank a task, and what one srun starts a step. The
+    script of a Slurm job, which runs once, also sees how many tasks the job has, but the
+    script is no rank. Only the processes of a step have the number of the step.
 
     Parameters
     ----------
     environment : mapping of str to str
         The environment of this process.
 
+    Returns
+    -------
+    int
+        The number of ranks.
+
     Raises
     ------
     UserError
-        If the variable that holds the number is not a whole number.
+        If the variable that holds the number of ranks is not a whole number.
 
     Examples
     --------
@@ -73,14 +78,14 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     """
     # Slurm sets both names of the number of a step. The second one is the older name.
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
-    # Without a step this process is at most the script of a job, so the number of tasks
-    # is not read.
+    # Without a step this process is at most the script of a job. The empty name lets
+    # `_number` read no variable of Slurm.
     slurm_name = _name_of_task_count(environment) if step else ""
     return _number(environment, "WORLD_SIZE", slurm_name, default=1)
 
 
 def is_started_by_launcher(environment: Mapping[str, str]) -> bool:
-    """Return whether torchrun or srun started this process, also if it is the only one.
+    """Return whether torchrun or srun started this process, even as the only rank.
 
     Parameters
     ----------
@@ -92,7 +97,8 @@ def is_started_by_launcher(environment: Mapping[str, str]) -> bool:
     >>> is_started_by_launcher({"WORLD_SIZE": "1"}), is_started_by_launcher({})
     (True, False)
     """
-    # Slurm also sets SLURM_NTASKS for the script of a job, which is no rank.
+    # torchrun sets the first variable, and srun the other two. SLURM_NTASKS would not do,
+    # because Slurm also sets it for the script of a job, which is no rank.
     names = ("WORLD_SIZE", "SLURM_STEP_ID", "SLURM_STEPID")
     return any(environment.get(name) for name in names)
 
@@ -126,16 +132,19 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     ...          "SLURM_NODEID": "0", "SLURM_TASKS_PER_NODE": "8(x2)"})
     Numbers(rank=2, world_size=16, local_rank=2, ranks_on_node=8, by_slurm=True)
     """
+    # Each call names torchrun's variable first and then Slurm's.
     rank = _number(environment, "RANK", "SLURM_PROCID")
     task_count = _name_of_task_count(environment)
     world_size = _number(environment, "WORLD_SIZE", task_count)
-    # Where nothing tells the nodes of ranks apart, all ranks are taken to be on one node.
+    # If a variable about the node is not set, all ranks are taken to be on one node. The
+    # number within the node is then the rank, and the node has all ranks.
     local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
     # torchrun and this library's launcher set RANK, and Slurm does not.
     by_slurm = not environment.get("RANK")
     if by_slurm:
         ranks_on_node = _tasks_on_node(environment, default=world_size)
     else:
+        # No variable of Slurm is read, because it would describe torchrun's processes.
         ranks_on_node = _number(
             environment, "LOCAL_WORLD_SIZE", slurm_name="", default=world_size
         )
@@ -143,22 +152,25 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
 
 
 def _name_of_task_count(environment: Mapping[str, str]) -> str:
-    """Return the variable that says how many tasks the step of this process has.
+    """Return the name of the variable that says how many tasks the step of this process has.
 
-    SLURM_NTASKS may be the number of the whole job, as in the interactive shell of
-    salloc, so the number of the step is preferred.
+    A task is a process that Slurm started, and a step is what one srun started.
+    SLURM_NTASKS may be the number of tasks of the whole job, as in the interactive shell
+    of salloc, so the variable of the step is preferred.
     """
     of_step = "SLURM_STEP_NUM_TASKS"
     return of_step if environment.get(of_step) else "SLURM_NTASKS"
 
 
 def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
-    """Return how many tasks Slurm started on this node, or the default if it is silent.
+    """Return how many tasks Slurm started on this node, or ``default`` if it does not say.
 
-    Slurm lists how many tasks each node has, as in "8(x2),3" for three nodes with 8, 8
-    and 3 tasks. There is a list for the step and one for the job. The list of the step
-    is preferred, because a step may have fewer tasks than its job. Without any list,
-    SLURM_NTASKS_PER_NODE is read, which only the option --ntasks-per-node sets.
+    A task is a process that Slurm started. Slurm lists how many tasks each node has, as
+    in "8(x2),3" for three nodes with 8, 8 and 3 tasks. There is a list for the step, which
+    is what one srun started, and one for the whole job. The list of the step is
+    preferred, because a step may have fewer tasks than its job. Without any list,
+    SLURM_NTASKS_PER_NODE is read, which only the option --ntasks-per-node sets. Raises
+    UserError if a list or a number cannot be read.
     """
     listed = environment.get("SLURM_STEP_TASKS_PER_NODE")
     listed = listed or environment.get("SLURM_TASKS_PER_NODE")
@@ -169,16 +181,18 @@ def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
             slurm_name="SLURM_NTASKS_PER_NODE",
             default=default,
         )
+    # The number of tasks of each node, in the order of the nodes.
     by_node: list[int] = []
-    for part in listed.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+    for entry in listed.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
         if not match:
             raise UserError(f"SLURM_TASKS_PER_NODE is {listed}: start ranks with srun")
         # Without "(xN)" a number stands for one node.
         tasks, nodes = match.groups(default="1")
         by_node += [int(tasks)] * int(nodes)
+    # The position of this node in the list, counted from 0.
     node = _number(environment, torchrun_name="", slurm_name="SLURM_NODEID", default=0)
-    # If the list has no entry for this node, it belongs to another step.
+    # If the list has no entry for this node, the list belongs to another step.
     return by_node[node] if node < len(by_node) else default
 
 
@@ -191,7 +205,8 @@ def _number(
     """Return the number in a variable of torchrun or, if it is not set, in one of Slurm.
 
     An empty name stands for no variable. If neither variable is set, the result is
-    ``default``. Without a default this raises UserError.
+    ``default``. Raises UserError if there is no default then, and for a variable that is
+    set to something else than digits.
     """
     text = environment.get(torchrun_name) or environment.get(slurm_name)
     if not text and default is not None:
@@ -225,10 +240,10 @@ def choose_backend(
     gpus : int
         How many GPUs this rank sees.
     by_slurm : bool, optional
-        Whether Slurm started the ranks. Each rank may then see other GPUs of the node.
+        Whether Slurm numbered the ranks. Each rank may then see other GPUs of the node.
     hidden_gpus : int, optional
-        How many GPUs the node has though the rank sees none, and though nobody has hidden
-        them on purpose.
+        How many GPUs the node has although the rank sees none and nobody has hidden them
+        on purpose.
 
     Returns
     -------
@@ -252,6 +267,7 @@ def choose_backend(
     """
     if asked not in (None, "gloo", "nccl"):
         raise UserError(f"unknown backend {asked!r}: use gloo or nccl")
+    # The user of a node with GPUs hardly means to measure its processors.
     if asked is None and not gpus and hidden_gpus:
         raise UserError(
             f"this node has GPUs ({hidden_gpus}), but torch sees none: install a torch "
@@ -259,9 +275,10 @@ def choose_backend(
             f"{GLOO_INSTEAD}"
         )
     backend = asked or ("nccl" if gpus else "gloo")
-    # NCCL needs a GPU for each rank. With --gpus-per-task Slurm lets each rank see only
-    # its own GPUs, and with --gpu-bind only some of the node, however many ranks the
-    # node has. If two ranks are bound to one GPU nevertheless, NCCL refuses to begin.
+    # NCCL needs a GPU for each rank, so a rank must usually see as many GPUs as the node
+    # has ranks. But Slurm lets each rank see only its own GPUs with --gpus-per-task, and
+    # only some of the node with --gpu-bind. If two ranks are bound to one GPU
+    # nevertheless, NCCL refuses to begin.
     bound_by_slurm = by_slurm and gpus > 0
     if backend == "gloo" or bound_by_slurm or ranks_on_node <= gpus:
         return backend
@@ -274,13 +291,19 @@ def choose_backend(
 def hides_gpus(visible: str | None) -> bool:
     """Return whether a value of CUDA_VISIBLE_DEVICES hides all GPUs on purpose.
 
-    CUDA sees no GPU if the first entry is neither a number nor an identity. One such
-    entry, "NoDevFiles", is not on purpose: Slurm writes it for a task without GPUs.
+    CUDA sees no GPU if the first entry is neither a number nor the identity of a GPU. One
+    such entry, "NoDevFiles", is not on purpose: Slurm writes it for a process to which it
+    gave no GPUs.
 
     Parameters
     ----------
     visible : str or None
-        The value, None if the variable is not set.
+        The value: entries separated by commas. None if the variable is not set, which
+        hides no GPU.
+
+    Returns
+    -------
+    bool
 
     Examples
     --------

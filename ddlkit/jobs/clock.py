@@ -95,7 +95,7 @@ class Budget:
         (True, False)
         """
         # The bounds of the 95% confidence interval of the median. With fewer than 6 samples
-        # both are infinite, which is never narrow enough.
+        # they are minus and plus infinity, which is never narrow enough.
         lower, upper = median_interval(samples)
         halfwidth = (upper - lower) / 2
         return halfwidth <= self.relative_halfwidth * float(np.median(samples))
@@ -140,6 +140,8 @@ class Marks:
 
     def mark(self) -> None:
         """Mark the point after the work that has been given to the device so far."""
+        # A CPU has done all its work by now. A GPU notes the time of the event later, when
+        # it has done the work that was issued before.
         if self._device.type == "cpu":
             self._marks.append(perf_counter())
             return
@@ -161,17 +163,18 @@ class Marks:
         first = self._marks[0]
         if self._device.type == "cpu":
             return np.array(self._marks) - first
-        # An event has a time only when the GPU has reached it.
+        # An event has a time only once the GPU has reached it.
         torch.cuda.synchronize(self._device)
         durations_ms = [first.elapsed_time(event) for event in self._marks]
         return np.array([duration_ms / 1e3 for duration_ms in durations_ms])
 
 
 def hold(device: torch.device | str) -> None:
-    """Let a GPU wait for a while, so that the host gets ahead of it.
+    """Let a GPU wait for about 3 ms, so that the host gets ahead of it.
 
-    What the host issues in the meantime follows without gaps. Otherwise the times of
-    small kernels would be those in which Python issues them.
+    The GPU then runs what the host has issued in the meantime without gaps. Otherwise it
+    would wait for the host between small kernels, and the times of these kernels would be
+    those in which Python issues them.
 
     Parameters
     ----------
@@ -179,6 +182,7 @@ def hold(device: torch.device | str) -> None:
         The device. A CPU does not wait, because its work is done as it is issued.
     """
     if torch.device(device).type == "cuda":
+        # `_sleep` returns at once, and occupies the current GPU for a number of cycles.
         with torch.cuda.device(device):
             torch.cuda._sleep(HOLD_CYCLES)
 
@@ -186,7 +190,7 @@ def hold(device: torch.device | str) -> None:
 def between_marks(
     action: Action, device: torch.device | str, *, before: Action = _nothing
 ) -> Callable[[], Marks]:
-    """Return an action that is timed by the device's own clock.
+    """Return a function that runs an action and times it by the device's own clock.
 
     Parameters
     ----------
@@ -195,12 +199,14 @@ def between_marks(
     device : torch.device or str
         The device.
     before : callable, optional
-        Called before the first mark. Its time does not count.
+        Called before the first mark, so that its time does not count. By default nothing
+        is called.
 
     Returns
     -------
     callable
-        Runs the action, and returns the marks of its beginning and its end.
+        Takes no arguments, runs the action, and returns `Marks` with two marks: the
+        beginning and the end of the action.
     """
 
     def run() -> Marks:
@@ -218,9 +224,9 @@ def between_marks(
 def timed(
     action: Action, device: torch.device | str, *, before: Action = _nothing
 ) -> Callable[[], Marks]:
-    """Return an action that is timed by the device's own clock, after a `hold`.
+    """Return a function that times an action by the device's own clock, after a `hold`.
 
-    The hold lets the host issue the action before the device begins it.
+    The hold lets a GPU wait, so that the host issues the action before the GPU begins it.
 
     Parameters
     ----------
@@ -230,15 +236,17 @@ def timed(
         The device.
     before : callable, optional
         Called after the hold and before the first mark, such as a message in which the
-        devices of all ranks meet.
+        devices of all ranks meet. By default nothing is called.
 
     Returns
     -------
     callable
-        Holds the device, runs the action, and returns the marks.
+        Takes no arguments, holds the device, runs the action, and returns the `Marks` of
+        the action's beginning and end.
     """
 
     def hold_first() -> None:
+        """Hold the device before the caller's own preparation."""
         hold(device)
         before()
 
@@ -255,15 +263,18 @@ def measure_interleaved(
 ) -> dict[Key, Floats]:
     """Time several actions in turn, so that drift of the machine affects all alike.
 
+    Each repeat runs every action once.
+
     Parameters
     ----------
     actions : mapping of callable
-        The actions by their names. An action that returns `Marks` is timed by the
-        marks. Any other is timed by the wall clock, between two calls of
+        The actions by their names. An action that returns `Marks` is timed from its first
+        mark to its last. Any other is timed by the wall clock, between two calls of
         ``synchronize``.
     budget : Budget
-        How long to measure. The loop stops when the confidence interval of every
-        action's median is narrow, or when the budget ends.
+        How long to measure. After its fewest repeats, the loop stops when the confidence
+        interval of every action's median is narrow, or when the time is up. It never does
+        more than the most repeats.
     synchronize : callable, optional
         Waits until the device has done all its work.
     setup : callable, optional
@@ -295,6 +306,7 @@ def measure_interleaved(
         if not could_stop:
             # The intervals are only computed if there is time left.
             could_stop = all(budget.settled(seconds) for seconds in samples.values())
+        # All ranks call this after the same repeats, because it may be a collective.
         if agree(could_stop):
             break
     return {name: np.array(seconds) for name, seconds in samples.items()}
@@ -303,13 +315,15 @@ def measure_interleaved(
 def _time_once(action: Action, setup: Action, synchronize: Action) -> float:
     """Run an action once after its setup, and return the seconds of the action alone.
 
-    ``synchronize`` waits until the device has done all its work.
+    ``synchronize`` waits until the device has done all its work. An action that returns
+    `Marks` is timed by them, and any other by the wall clock.
     """
     setup()
     # Work of the setup that is still under way must not count.
     synchronize()
     start_s = perf_counter()
     result = action()
+    # The action is over only when the device has done the work that it issued.
     synchronize()
     taken_s = perf_counter() - start_s
     if isinstance(result, Marks):
@@ -331,7 +345,8 @@ def measure(
     Parameters
     ----------
     action : callable
-        The action, which takes no arguments.
+        The action, which takes no arguments. It is timed by its `Marks` if it returns
+        such, and else by the wall clock.
     budget : Budget
         How long to measure.
     synchronize : callable, optional
@@ -376,18 +391,17 @@ def measure_on(
         Called before each repeat. Its time does not count.
     host_counts : bool, optional
         Whether time in which the device waits for the host counts, as it does in
-        training. By default the device is held at first, by `hold`, so that it need not
-        wait for the host.
+        training. By default `hold` lets the device wait before the action, so that it
+        need not wait for the host during the action.
 
     Returns
     -------
     ndarray, shape (repeats,)
         Seconds of each repeat, without warm-up.
     """
-    run = between_marks if host_counts else timed
-    return measure(
-        run(action, device), budget, synchronize=synchronizer(device), setup=setup
-    )
+    # `timed` holds the device before the first mark, and `between_marks` does not.
+    timed_action = (between_marks if host_counts else timed)(action, device)
+    return measure(timed_action, budget, synchronize=synchronizer(device), setup=setup)
 
 
 def sleep_until(deadline_s: float) -> float:
@@ -418,7 +432,8 @@ def sample_rows(labels: Mapping[str, object], seconds: Floats) -> pd.DataFrame:
     Parameters
     ----------
     labels : mapping
-        The other columns, each with a single value or with a value for each sample.
+        The values of all other columns by name: one value for all rows, or a value for
+        each sample.
     seconds : ndarray, shape (samples,)
         The samples in seconds.
 
@@ -442,9 +457,10 @@ def rows_by(
     column : str
         The column that holds the names of the measurements.
     samples : mapping of str to ndarray
-        Samples in seconds by the names of the measurements.
+        Samples in seconds by the names of the measurements, of which there is at least
+        one.
     labels : mapping
-        A value for each other column.
+        The values of all other columns by name.
 
     Returns
     -------
@@ -474,6 +490,7 @@ def chrome_trace(action: Action, device: torch.device | str) -> str:
     str
         A Chrome trace as JSON, by `torch.profiler`.
     """
+    # The host is always traced, because it issues the work of a GPU.
     activities = [ProfilerActivity.CPU]
     if torch.device(device).type == "cuda":
         activities.append(ProfilerActivity.CUDA)
@@ -482,6 +499,7 @@ def chrome_trace(action: Action, device: torch.device | str) -> str:
         action()
         # The profile would otherwise end before the device has done all the work.
         wait_for_device()
+    # The profiler can write the trace to a file only.
     with scratch() as directory:
         path = directory / "trace.json"
         profiler.export_chrome_trace(str(path))

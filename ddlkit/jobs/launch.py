@@ -111,13 +111,15 @@ class Place:
         rank, ranks : int
             The number of the rank, and how many ranks there are.
         port : int, optional
-            A free port, for places that have none of their own.
+            A free port, which is used if this place has none of its own.
 
         Returns
         -------
         dict of str to str
             The values of the variables by their names.
         """
+        # All ranks are on this one machine, so the numbers within the machine ("LOCAL")
+        # are those among all ranks.
         return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -168,7 +170,7 @@ class Loopback(Place):
     variables: Mapping[str, str] = field(default_factory=dict)
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
-        """Return torchrun's variables, those of gloo and NCCL, and ``variables``.
+        """Return torchrun's variables, those of gloo and NCCL, and the place's own.
 
         Parameters
         ----------
@@ -180,8 +182,10 @@ class Loopback(Place):
         Returns
         -------
         dict of str to str
-            The values of the variables by their names.
+            The values of the variables by their names. The attribute ``variables`` comes
+            last, so that its values replace the others.
         """
+        # macOS calls the loopback interface lo0.
         interface = "lo0" if sys.platform == "darwin" else "lo"
         return {
             **super().environment(rank, ranks, port),
@@ -204,7 +208,9 @@ def launch(
     timeout_s: float = 900.0,
     out: Path | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """Run a job on ranks of this machine until it ends. No rank outlives this call.
+    """Run a job on ranks of this machine until it ends.
+
+    No rank outlives this call, whether it returns or raises.
 
     Parameters
     ----------
@@ -221,19 +227,21 @@ def launch(
     timeout_s : float, optional
         Seconds after which all ranks are ended, and the call fails.
     out : Path, optional
-        A directory that holds at any time what was measured so far. By default the
-        tables are only returned, and no file stays.
+        A directory into which rank 0 writes tables during the job, so that it holds at
+        any time what was measured so far. By default the tables are only returned, and
+        no file stays.
 
     Returns
     -------
     dict of str to DataFrame
-        The tables that the job left, by their schema.
+        The tables that the job left, by the names of their schemas. A table that this job
+        need not leave may be one that an earlier job has left in ``out``.
 
     Raises
     ------
     UserError
-        If a rank dies, or if time is up. What the ranks printed then stays in
-        ``rank-logs`` below ``out``.
+        If the ranks cannot be started, if one dies, if the link is lost, or if time is
+        up. What the ranks printed then stays in ``rank-logs`` below ``out``.
     """
     with workspace(out) as directory:
         logs = directory.resolve() / jobs.LOGS
@@ -245,6 +253,8 @@ def launch(
             "imports": IMPORTED,
             "link": place.name,
             "link_bits_per_s": place.link_bits_per_s,
+            # Rank 0 saves often into a directory that stays, for the case that the job is
+            # ended early, and only at the end into a temporary one.
             "temporary_out": out is None,
             **asdict(settings),
         }
@@ -255,7 +265,8 @@ def launch(
         # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
         tables = {}
-        # `job.tables` are all tables that the job may leave. It need not leave each.
+        # `job.tables` are the tables that the job may leave. It need not leave each, and
+        # names each after its schema.
         for schema in job.tables:
             path = directory / f"{schema}.csv"
             if path.exists():
@@ -266,16 +277,18 @@ def launch(
 def _run_ranks(
     job: str, logs: Path, ranks: int, place: Place, timeout_s: float
 ) -> None:
-    """Start the ranks of a job, wait until all are done, and end those that still run.
+    """Start the ranks of a job, and wait until all are done.
 
     ``job`` is the module that declares the job. The configuration of the job is in the
-    directory ``logs``, in which ranks write their logs. Raises UserError if a rank dies,
-    or if ``timeout_s`` seconds have passed.
+    directory ``logs``, in which ranks write their logs. Raises UserError if a rank cannot
+    be started or dies, if the link is lost, or if ``timeout_s`` seconds have passed. After
+    any error, the ranks that still run are ended.
     """
     processes: list[RankProcess] = []
     # SIGTERM would otherwise end this process at once and leave the ranks behind.
     with jobs.unwinding(signal.SIGTERM):
         try:
+            # Ranks meet at this port unless the place has one of its own.
             port = free_port()
             for rank in range(ranks):
                 environment = {
@@ -289,6 +302,7 @@ def _run_ranks(
                 # listed, also after an interrupt right after the start.
                 processes.append(process)
                 process.start()
+            # Messages call the job by the last part of its module's name.
             _, _, name = job.rpartition(".")
             _watch(processes, name, place, timeout_s)
         finally:
@@ -370,6 +384,8 @@ class RankProcess(ForkServerProcess):
                 _start_server(self.job)
                 super().start()
             except (OSError, EOFError) as error:
+                # A fork server that ends before it answers leaves an EOFError without text.
+                # It does little but import torch before it answers.
                 reason = str(error) or "importing torch failed in the fork server"
                 raise UserError(f"ranks cannot be started: {reason}") from error
             finally:
@@ -385,8 +401,9 @@ class RankProcess(ForkServerProcess):
 def _start_server(job: str) -> None:
     """Start the fork server, unless it runs already.
 
-    The server dies with the thread that started it. It imports the module of the first
-    job, so that no rank has to.
+    The server imports torch and the module ``job``, so that no rank has to. It serves
+    later jobs, too, whose modules their ranks import themselves. The server dies with the
+    thread that started it.
     """
     _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
@@ -410,18 +427,20 @@ def _start_server(job: str) -> None:
 
 @functools.cache
 def _shorten_socket_names() -> None:
-    """Give multiprocessing's sockets a directory with a short name.
+    """Give multiprocessing's sockets a directory with a short name, once for this process.
 
     The name of a socket has at most 104 characters, and the usual directory, TMPDIR, may
     have a long name. If this process is killed, the next launch removes the directory.
     """
+    # `scratch` makes a directory that lasts as long as a `with` block. None stands for
+    # TMPDIR.
     directory = scratch(SOCKETS if os.access(SOCKETS, os.W_OK) else None)
-    # The directory is needed until this process ends, so no `with` block holds it: the
+    # The directory is needed until this process ends. So there is no `with` block: the
     # context is entered here and left at the exit.
     keep_until_exit = contextlib.ExitStack()
     path = keep_until_exit.enter_context(directory)
     atexit.register(keep_until_exit.close)
-    # multiprocessing reads this entry for the directory of its sockets.
+    # multiprocessing looks here for the directory of its sockets.
     process: Any = current_process()
     process._config["tempdir"] = str(path)
 
@@ -434,15 +453,17 @@ def _watch(
 ) -> None:
     """Wait until all ranks are done, and show the progress that rank 0 prints.
 
-    ``job`` is the name of the job, for messages. Raises UserError if a rank dies, if
-    the link is lost, or if time is up.
+    ``processes`` are in the order of ranks. ``job`` is the name of the job, for messages.
+    Raises UserError if a rank dies, if the link is lost, or if time is up.
     """
     ranks = len(processes)
     log = processes[0].log
+    # How many lines of the log were looked at for progress.
     lines_shown = 0
     give_up_s = time.monotonic() + timeout_s
     while True:
-        # None while a rank runs, and 0 once it has done its part.
+        # None while a rank runs, 0 once it has done its part, and any other number once
+        # it has died.
         statuses = [process.poll() for process in processes]
         died = any(statuses)
         running = None in statuses
@@ -453,6 +474,7 @@ def _watch(
             # fail as soon as the link's devices vanish, and the process is gone a
             # moment later. So `place.lost` is asked only after a while.
             time.sleep(SETTLE_S)
+        # The reason in words, or "" while the ranks can reach one another.
         lost = place.lost()
         if lost:
             raise UserError(f"{lost} (in job {job} on {ranks} ranks)")
@@ -470,6 +492,7 @@ def _watch(
             )
         time.sleep(POLL_S)
         lines_shown = _show_progress(log, lines_shown)
+    # What rank 0 has printed since the last look.
     _show_progress(log, lines_shown)
 
 
@@ -477,8 +500,9 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     """Return in one line which rank caused the failure of a job, and how.
 
     At least one rank has died. The cause is the rank that died first, or a rank that does
-    not answer and for which the others waited. The line also has the last line that the
-    dead rank printed. ``job`` names the job in words, such as "job collectives".
+    not answer and for which the others waited. The result also has the last line that the
+    dead rank printed. ``processes`` are in the order of ranks, and ``job`` names the job
+    in words, such as "job collectives".
     """
     statuses = [process.poll() for process in processes]
     # A rank that still runs has the status None, and one that has done its part has 0.
@@ -488,10 +512,12 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     line = _last_line(processes[first].log)
     printed = f"last line: {line}" if line else "it printed nothing"
     of_all = f"of {len(processes)}"
-    # If all that died have lost a peer, the cause is a rank that still runs.
+    # `_first_to_die` returns a rank that has lost a peer only if all dead ranks have. The
+    # cause is then a rank that still runs.
     running = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and running:
-        # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence.
+        # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence. One
+        # rank is enough for the message.
         stopped = [rank for rank in running if _is_stopped(processes[rank].pid)]
         if stopped:
             cause = f"rank {stopped[0]} {of_all} is stopped"
@@ -499,7 +525,8 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
             cause = f"rank {running[0]} {of_all} does not answer"
         return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
-        # The job's name would tell the user nothing about a mistake.
+        # The rank has printed a UserError, which says all about a mistake of the user.
+        # The name of the job would add nothing.
         return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all})"
     ending = jobs.how_it_ended(status)
     return f"rank {first} {of_all} {ending} in {job}; {printed}"
@@ -508,17 +535,19 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
 def _first_to_die(deaths: Mapping[int, int]) -> int:
     """Return which rank most likely died first, given the exit status of each dead rank.
 
-    Ranks die within milliseconds of one another, too fast to tell the order. Those that
-    lost a peer are not the first, and a signal is more likely the cause than an exit
-    status.
+    Ranks die within milliseconds of one another, too fast to tell the order. Ranks that
+    lost a peer died after another one. Among the others, a rank that a signal killed is
+    more likely the first than a rank that ended by itself.
     """
 
     def unlikeliness(rank: int) -> tuple[bool, bool]:
         """Return a sort key. False sorts before True, so the likeliest comes first."""
         lost_a_peer = deaths[rank] == jobs.LOST_PEER
+        # The status of a process that a signal killed is negative.
         ended_without_signal = deaths[rank] >= 0
         return lost_a_peer, ended_without_signal
 
+    # Of equally likely ranks, `min` returns the one that `deaths` has first.
     return min(deaths, key=unlikeliness)
 
 
@@ -544,7 +573,7 @@ def free_port() -> int:
     Raises
     ------
     UserError
-        If this machine cannot reach itself.
+        If this machine cannot connect to its own loopback address.
     """
     try:
         # For port 0 the system chooses a port that is free.
@@ -563,12 +592,13 @@ def free_port() -> int:
 
 
 def end(processes: Sequence[subprocess.Popen[Any] | RankProcess]) -> None:
-    """End processes and their process groups, and wait until they have ended.
+    """End processes and their process groups, and wait until the processes have ended.
 
     Parameters
     ----------
     processes : sequence of Popen or RankProcess
-        The processes. Those that run get SIGTERM, and SIGKILL after `GRACE_S`.
+        The processes. Those that run get SIGTERM. Those that still run `GRACE_S` seconds
+        later get SIGKILL.
     """
     _signal_and_wait(processes, signal.SIGTERM, GRACE_S)
     # No process can ignore SIGKILL, so this wait needs no limit.
@@ -580,10 +610,10 @@ def _signal_and_wait(
     number: int,
     patience_s: float | None,
 ) -> None:
-    """Send a signal to all processes that run, and wait until they have ended.
+    """Send signal ``number`` to all processes that run, and wait until they have ended.
 
-    The waiting takes at most ``patience_s`` seconds for all processes together. With
-    None it has no limit.
+    The waiting takes at most ``patience_s`` seconds for all processes together. If this
+    is None, the waiting has no limit.
     """
     # A process that was never started has no id.
     running = [
@@ -596,7 +626,7 @@ def _signal_and_wait(
     for process in running:
         remaining_s = None
         if patience_s is not None:
-            # The limit is for all processes, so the time for the earlier ones is gone.
+            # The limit is for all processes, so waiting for earlier ones has used some.
             remaining_s = max(0.0, begun_s + patience_s - time.monotonic())
         # A Popen raises this exception if its process outlives the limit. A RankProcess
         # only returns.
@@ -605,12 +635,13 @@ def _signal_and_wait(
 
 
 def _signal(pid: int, number: int) -> None:
-    """Send a signal to the process group of a process, or to the process alone.
+    """Send a signal to the process group that a process leads, or to the process alone.
 
     A rank that has just been forked leads no group yet, so the signal goes to the process
     alone. If the process has ended, nothing happens.
     """
     try:
+        # The id of a group is that of the process that leads it.
         os.killpg(pid, number)
     except ProcessLookupError:
         with contextlib.suppress(ProcessLookupError):
@@ -632,6 +663,9 @@ def _last_line(log: Path) -> str:
 
 def _show_progress(log: Path, n_shown: int) -> int:
     """Print the lines of progress in a log that follow its first ``n_shown`` lines.
+
+    A line of progress begins with `ddlkit.jobs.PROGRESS`. The log's other lines are not
+    printed.
 
     Returns
     -------
@@ -658,14 +692,16 @@ def be_forked(
     log: Path,
     namespace: Path | None,
 ) -> NoReturn:
-    """Be a rank that the fork server has forked.
+    """Do what a rank does in its job, in a process that the fork server has just forked.
+
+    The process ends within this function.
 
     Parameters
     ----------
     job : str
         The module that declares the job.
     config : Path
-        The file of its settings.
+        The file of the job's settings.
     environment : mapping of str to str
         The environment of the rank.
     log : Path
@@ -675,15 +711,15 @@ def be_forked(
     """
     # The rank leads a process group of its own, so that `end` also ends its children.
     os.setsid()
-    # The fork server has put its own id into `PARENT` of its environment, which this
-    # process has inherited. So a rank dies with the fork server.
+    # The variable `PARENT`, which this process has inherited, has the id of the fork
+    # server. So the rank dies with the fork server.
     jobs.die_with_parent()
     # In the new environment, `PARENT` has the id of the launcher. But the parent of this
     # process is the fork server, so the fork server's id is kept.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     with open(log, "wb", buffering=0) as stream:
-        # Standard output (1) and standard error (2) are redirected as file descriptors,
-        # so that the log also gets what C libraries print.
+        # The file descriptors of standard output (1) and standard error (2) are redirected,
+        # so that the log also gets what C libraries print. They stay open after the block.
         for standard_stream in (1, 2):
             os.dup2(stream.fileno(), standard_stream)
     os.environ.clear()
@@ -729,14 +765,16 @@ def status_of(argv: Sequence[str]) -> int:
         print(f"{jobs.ERROR}{error}", file=sys.stderr)
         return jobs.MISTAKE
     except Exception as error:
+        # The launcher imports this module, too, and needs no torch, which loads slowly.
         from torch.distributed import DistError
 
         traceback.print_exc()
         # The launcher shows the last line of the log. The messages of CUDA and NCCL
-        # have several lines, and their last line explains nothing.
+        # have several lines, of which the last one explains nothing. So the error is
+        # printed again in one line.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
-        # NCCL and the store raise these exceptions if another rank is gone. gloo raises
-        # a RuntimeError that names its file.
+        # If another rank is gone, NCCL and the store by which ranks meet raise these
+        # exceptions. gloo raises a RuntimeError that names a source file of gloo.
         if isinstance(error, DistError | ConnectionError):
             return jobs.LOST_PEER
         if "gloo/transport" in str(error):
@@ -749,7 +787,8 @@ def _do_job(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     ``name`` is the module that declares the job, and ``path`` the file of its settings.
-    Raises UserError before anything is measured if the ranks run on different machines.
+    Raises UserError after a mistake of the user. If torchrun or Slurm started the ranks on
+    machines that differ, it is raised before anything is measured.
     """
     from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import OF_RANK, Rank
@@ -769,8 +808,9 @@ def _do_job(name: str, path: Path) -> None:
     # The launcher knows more of the rank than its environment says, such as the link.
     fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     me = replace(joined, out=out, **fields_of_rank)
-    # Ranks that `launch` starts are all on this machine. Those that torchrun or Slurm
-    # started may be on several, and a stamp can only describe one kind of machine.
+    # Ranks that `launch` starts have `PARENT`, and are all on this machine. Those that
+    # torchrun or Slurm started may be on several, and the stamp of a table can only
+    # describe one kind of machine.
     started_by_others = jobs.PARENT not in os.environ
     machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
@@ -807,6 +847,7 @@ def find_job(name: str) -> Job[Any]:
     """
     from ddlkit.jobs.rank import Job
 
+    # A name without a dot that is none of this library's is a module of the user.
     module = name
     if "." not in name:
         module_of_library = f"ddlkit.measure.{name}"
@@ -817,7 +858,7 @@ def find_job(name: str) -> Job[Any]:
             f"unknown job {name!r}: name the module that declares it, e.g. collectives"
         )
     for value in vars(importlib.import_module(module)).values():
-        # A module may also import the job of another one.
+        # A module may also import the job of another one, which is not meant.
         if isinstance(value, Job) and value.module == module:
             return value
     raise UserError(f"unknown job {name!r}: {module} declares none")

@@ -33,8 +33,9 @@ def facts_of(me: Rank) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The processor and the versions of the software. On a GPU also its model, the
-        driver, and the variables that NCCL obeys.
+        The processor and the versions of the software. For a rank on a GPU also the model
+        and the driver of the GPU, and for a rank with NCCL the variables that NCCL obeys
+        and that may change times.
     """
     described = machine.describe()
     facts = {"processor": described["cpu"]["model"]}
@@ -53,10 +54,10 @@ def facts_of(me: Rank) -> dict[str, str]:
 
 
 def _variables_that_matter(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of NCCL that may change times.
+    """Return those of the variables of NCCL that may change times.
 
-    Left out are variables of logs, the name of the node (NCCL_HOSTID), and variables of
-    files into which NCCL writes what it found.
+    The others are left out: variables of logs and of NCCL's monitoring (RAS), the name of
+    the node (NCCL_HOSTID), and variables of files into which NCCL writes what it found.
     """
     left_out_prefixes = (
         "NCCL_DEBUG",
@@ -78,6 +79,9 @@ def _variables_that_matter(variables: Mapping[str, str]) -> dict[str, str]:
 def shared_facts(me: Rank) -> dict[str, str]:
     """Return the facts about hardware and software, which all ranks must share.
 
+    Only the names of network adapters (`NAMES_OF_ADAPTERS`) may differ between ranks,
+    because nodes number their adapters.
+
     Parameters
     ----------
     me : Rank
@@ -86,14 +90,16 @@ def shared_facts(me: Rank) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The facts, as `facts_of` gives them.
+        The facts of rank 0, as `facts_of` gives them, on every rank.
 
     Raises
     ------
     UserError
-        If the facts of a rank differ, as on another model of GPU or with another torch.
+        If any other fact of a rank differs, as on another model of GPU or with another
+        torch.
     """
-    return equal_machines(peers.everyones_text(json.dumps(facts_of(me))))
+    facts_of_ranks = peers.everyones_text(json.dumps(facts_of(me)))
+    return equal_machines(facts_of_ranks)
 
 
 def equal_machines(texts: Sequence[str]) -> dict[str, str]:
@@ -141,12 +147,14 @@ def refuse_other_origin(
 ) -> None:
     """Refuse a table that was written by ranks with other hardware or software.
 
+    No fact may differ here, not even the name of a network adapter.
+
     Parameters
     ----------
     path : Path
         The table, to which this job is going to add rows.
     stamp : mapping
-        Its stamp.
+        The stamp of the table, which says where its rows come from.
     facts : mapping of str to str
         What `shared_facts` returned in this job.
 
@@ -155,8 +163,8 @@ def refuse_other_origin(
     UserError
         If the stamp has other facts, or none.
     """
-    # `ddlkit.measure.cluster` writes such facts into the stamps of its tables. The stamps
-    # of other tables have none.
+    # `ddlkit.measure.cluster` writes such facts into the stamps of its tables, under
+    # "ranks". The stamps of other tables have none.
     earlier_facts: Mapping[str, str] = stamp["machine"].get("ranks", {})
     # The error ends this loop, so that it names the first difference only.
     for name, value in _differences(earlier_facts, facts):
@@ -170,7 +178,10 @@ def refuse_other_origin(
 def _differences(
     first: Mapping[str, str], other: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the name of each fact that differs, and its value in ``other``."""
+    """Yield the name of each fact that differs, and its value in ``other``.
+
+    A fact that a mapping lacks has the value "none" there.
+    """
     for name in sorted({*first, *other}):
         value = other.get(name, "none")
         if value != first.get(name, "none"):

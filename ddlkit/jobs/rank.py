@@ -98,16 +98,16 @@ class Job(Generic[S]):
     def run(self, me: Rank, settings: S) -> None:
         """Do this rank's part of the job. Rank 0 saves the tables into ``me.out``.
 
-        Rank 0 saves after each yield, so that a job that is ended early leaves what it
-        has measured. If ``me.out`` is temporary, the tables are saved only at the end,
-        because the directory would not outlive a job that is ended early. A part that
-        reads the tables of its own earlier yields therefore needs a directory that
-        stays.
+        The function ``part`` yields new rows. Rank 0 saves after each yield, so that a
+        job that is ended early leaves what it has measured. If ``me.out`` is temporary,
+        the tables are saved only at the end, because the directory would not outlive a
+        job that is ended early. A part that reads the tables of its own earlier yields
+        therefore needs a directory that stays.
 
         Parameters
         ----------
         me : Rank
-            This rank.
+            This rank. Every rank of the job calls this method.
         settings : dataclass
             The settings of the job.
 
@@ -116,6 +116,7 @@ class Job(Generic[S]):
         UserError
             If the part raises it, or if a table cannot be saved.
         """
+        # All rows so far, by the schema of their table.
         tables: dict[str, pd.DataFrame] = {}
         for new_rows in self.part(me, settings):
             for name, frame in new_rows.items():
@@ -123,7 +124,7 @@ class Job(Generic[S]):
                 if name in tables:
                     frames.insert(0, tables[name])
                 tables[name] = pd.concat(frames, ignore_index=True)
-                # The file is replaced by one with all rows so far.
+                # Saving replaces the file by one with all rows so far.
                 if not me.temporary_out:
                     self._save(me, name, tables[name])
         if me.temporary_out:
@@ -141,7 +142,7 @@ class Job(Generic[S]):
         Parameters
         ----------
         config : mapping
-            The content of CONFIG.json.
+            The content of CONFIG.json, the file from which a rank starts.
 
         Returns
         -------
@@ -194,17 +195,21 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
 def _typed(annotation: Any, value: Any) -> Any:
     """Convert a value that was read from JSON to the type of a dataclass's field.
 
-    ``annotation`` is the type annotation of the field. JSON's objects become
-    dataclasses, and its lists become tuples. All other values are returned as they are.
-    Raises TypeError if an object has other keys than the fields of the dataclass.
+    ``annotation`` is the type annotation of the field. An object of JSON becomes a
+    dataclass if the annotation is one, and a list becomes a tuple. All other values are
+    returned as they are. Raises TypeError if an object has a key that is no field of the
+    dataclass, or lacks a field that has no default.
     """
     if isinstance(value, list):
-        # The type of the items, as int is for Sequence[int].
+        # The type of the items, as int is for Sequence[int]. None stands for a type that
+        # is not stated, so that the items are returned as they are.
         item_annotation = next(iter(get_args(annotation)), None)
         return tuple(_typed(item_annotation, item) for item in value)
     # A dataclass itself, as opposed to an instance of one.
     is_dataclass_type = is_dataclass(annotation) and isinstance(annotation, type)
     if is_dataclass_type and isinstance(value, Mapping):
+        # The type of each field by its name. An unknown key has none, and the constructor
+        # below refuses it.
         hints = get_type_hints(annotation)
         fields = {
             name: _typed(hints.get(name), value_of_field)
@@ -264,7 +269,7 @@ class Rank:
         torch_threads: int = 0,
         on_gpu: bool | None = None,
     ) -> Rank:
-        """Meet the other ranks, as the environment of torchrun or Slurm describes them.
+        """Meet the other ranks, of which the environment of torchrun or Slurm tells.
 
         Parameters
         ----------
@@ -293,7 +298,7 @@ class Rank:
         """
         numbers = assignment.numbers(os.environ)
         backend, device = _backend_and_device(backend, on_gpu, numbers)
-        # A node may have more ranks than cores.
+        # At least 1, because a node may have more ranks than cores.
         cores_of_rank = max(1, machine.cores() // numbers.ranks_on_node)
         torch.set_num_threads(torch_threads or cores_of_rank)
         timeout = datetime.timedelta(seconds=timeout_s)
@@ -361,18 +366,22 @@ def joined(timeout_s: float) -> Iterator[Rank]:
 
 @contextmanager
 def _left_after(me: Rank) -> Iterator[Rank]:
-    """Let a rank leave at the end of the block, as `joined` describes it."""
+    """Let a rank leave the process group at the end of the block.
+
+    If the block fails, a single rank leaves, too. One of several ranks does not leave,
+    but notes its failure for whoever ends the process.
+    """
     try:
         yield me
-        # Leaving fails too if another rank is gone.
+        # This stands within `try`, because leaving fails if another rank is gone.
         me.leave()
     except BaseException:
-        # A single rank has no others for which destroying the group could wait.
         if me.world_size == 1:
+            # There is no other rank for which this could wait.
             dist.destroy_process_group()
         else:
             # The other ranks may be in a collective that this rank has left. NCCL would
-            # wait for them when the process group is destroyed.
+            # wait for them for ever if the process group were destroyed here.
             note_failure_of_rank()
         raise
 
@@ -380,15 +389,18 @@ def _left_after(me: Rank) -> Iterator[Rank]:
 def _join_alone() -> Rank:
     """Return this process as the only rank, in a process group of its own.
 
-    Such a group needs no address or port.
+    The rank uses a GPU if there is one. Its group needs no address or port.
     """
+    # The only rank has the number 0. If LOCAL_RANK is set to another number nevertheless,
+    # it chooses the GPU, as it does for one of several ranks.
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cpu")
     gpus = torch.cuda.device_count()
     if gpus:
         device = torch.device("cuda", assignment.gpu_of(local_rank, gpus))
         torch.cuda.set_device(device)
-    # The backend is always gloo, because nothing is sent.
+    # The backend is always gloo, also on a GPU, because nothing is sent. The store, in
+    # which ranks find each other, is one in the memory of this process.
     dist.init_process_group(
         "gloo", store=_untyped_dist.HashStore(), rank=0, world_size=1
     )
@@ -407,9 +419,10 @@ def _backend_and_device(
 ) -> tuple[str, torch.device]:
     """Return the backend of a rank, and the device of its tensors.
 
-    ``backend`` None chooses NCCL if this node has GPUs, and gloo otherwise. ``on_gpu``
-    None puts the tensors of NCCL on a GPU, and those of gloo on the CPU. ``numbers`` are
-    those of this rank. Raises UserError if the rank sees too few GPUs.
+    If ``backend`` is None, it becomes NCCL if this rank sees GPUs, and gloo otherwise. If
+    ``on_gpu`` is None, the tensors of NCCL lie on a GPU, and those of gloo on the CPU.
+    ``numbers`` are those of this rank. Raises UserError if the backend is unknown, or if
+    the rank sees too few GPUs.
     """
     gpus = torch.cuda.device_count()
     backend = assignment.choose_backend(
@@ -429,7 +442,7 @@ def _backend_and_device(
 
 
 def hidden_gpus() -> int:
-    """Return how many GPUs this node has that torch should see, if torch sees none.
+    """Return how many GPUs this node has although torch unexpectedly sees none.
 
     The result is 0 if torch sees a GPU, or if CUDA_VISIBLE_DEVICES hides all GPUs on
     purpose.
@@ -450,8 +463,10 @@ def _meet(
 ) -> None:
     """Make the process group of all ranks, and wait until all are in it.
 
-    ``device`` is the device of this rank's tensors. Raises UserError if the environment
-    has no address to meet at, or if the ranks do not meet within ``timeout``.
+    ``rank`` is the number of this rank, ``ranks`` how many there are, and ``device`` the
+    device of this rank's tensors. Raises UserError if the environment has no address to
+    meet at, if the ranks do not meet within ``timeout``, or if NCCL finds two ranks on
+    one GPU.
     """
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
@@ -467,18 +482,21 @@ def _meet(
             # later.
             options["device_id"] = device
         else:
+            # The name under which gloo with a single thread is registered.
             backend = _one_thread_gloo(device)
+        # Ranks find each other by a store, a small server of keys and values.
         if PARENT in os.environ:
             # `ddlkit.jobs.launch` started the ranks on this machine, and no store
             # exists yet. Otherwise torch makes the store, or uses the one that torchrun
             # serves.
             options["store"] = _store(rank, ranks, address, int(port), timeout)
         dist.init_process_group(backend, **options)
+        # No rank goes on before all have come this far.
         dist.barrier()
     except (RuntimeError, OSError) as error:
         reason = one_line(str(error))
-        # NCCL's complaint about a shared GPU has these words, possibly behind a long text
-        # of torch.
+        # NCCL's complaint about a shared GPU has these words. They may follow a long text
+        # of torch, which `reason` cuts, so the whole text is searched.
         if "duplicate gpu" in str(error).lower():
             raise UserError(
                 "two ranks have the same GPU: start one rank for each GPU, and let Slurm "
@@ -494,14 +512,19 @@ def _meet(
 def _store(
     rank: int, ranks: int, address: str, port: int, timeout: datetime.timedelta
 ) -> Any:
-    """Return the store by which ranks find each other, and which rank 0 serves."""
+    """Return the store by which ranks find each other.
+
+    The store is a small server of keys and values, which rank 0 runs at ``address`` and
+    ``port``. All other ranks connect to it. ``ranks`` is how many ranks there are.
+    """
     options: dict[str, Any] = {
         "world_size": ranks,
         "is_master": rank == 0,
         "timeout": timeout,
     }
     if rank == 0:
-        # If torch opened the socket, it would listen at all addresses of the machine.
+        # If torch opened the socket, it would listen at all addresses of the machine. This
+        # socket listens at one address only.
         server = socket.create_server((address, port))
         # torch takes over the file descriptor, so Python must not close it.
         options["master_listen_fd"] = server.detach()
@@ -521,8 +544,8 @@ def _one_thread_gloo(device: torch.device) -> str:
     def make(group: Any, _: object) -> Any:
         """Return a gloo process group with one thread.
 
-        torch calls this function with the options of the process group, and with
-        options of the backend, which are not used here.
+        torch calls this function with what it knows of the process group (``group``), and
+        with options of the backend, which are not used here.
         """
         options = gloo._Options()
         options._threads = 1
@@ -532,6 +555,7 @@ def _one_thread_gloo(device: torch.device) -> str:
         listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
         interfaces = [interface for interface in listed.split(",") if interface]
         devices = [gloo.create_device(interface=interface) for interface in interfaces]
+        # Without the variable, gloo chooses the interface.
         options._devices = devices or [gloo.create_default_device()]
         return gloo(group.store, group.group_rank, group.group_size, options)
 
@@ -539,6 +563,7 @@ def _one_thread_gloo(device: torch.device) -> str:
     # the backend as an attribute, whose name is that of the backend in capitals.
     if not hasattr(dist.Backend, name.upper()):
         device_types = sorted({"cpu", device.type})
+        # With `extended_api`, torch calls `make` with two arguments.
         dist.Backend.register_backend(
             name, make, extended_api=True, devices=device_types
         )
@@ -562,9 +587,9 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
     Returns
     -------
     ndarray, shape (world_size, ...)
-        A row for each rank, with the shape of ``values``.
+        The values of each rank, in the order of ranks. Each has the shape of ``values``.
     """
-    # NCCL sends from the memory of a GPU only.
+    # NCCL sends from the memory of a GPU only, and gloo from that of the host.
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
     own_values = torch.as_tensor(np.asarray(values, dtype=np.float64)).to(device)
     world_size = dist.get_world_size()
@@ -577,7 +602,7 @@ def everyones(values: Sequence[float] | Floats) -> Floats:
 def slowest(values: Sequence[float] | Floats) -> Floats:
     """Return the elementwise maximum of values over all ranks.
 
-    Of times, these are the times of the slowest rank in each element.
+    If the values are times, each element is the time of the rank that was slowest there.
 
     Parameters
     ----------
@@ -605,13 +630,16 @@ def usage_of_all(used: Usage) -> Usage:
     Usage
         The same value on all ranks.
     """
-    return Usage.of_ranks(everyones(astuple(used)))
+    # One row for each rank, with the fields of its usage as numbers.
+    usage_of_ranks = everyones(astuple(used))
+    return Usage.of_ranks(usage_of_ranks)
 
 
 def agree_all(flag: bool) -> bool:
     """Return whether a flag is set on every rank.
 
-    All ranks thus end a measurement together, because nobody may miss a collective.
+    By this, all ranks end a measurement together. Otherwise some ranks would wait for ever
+    in a collective that others do not call.
 
     Parameters
     ----------
@@ -644,7 +672,7 @@ def everyones_text(text: str) -> list[str]:
     # The largest length over all ranks.
     longest = int(slowest([len(own_bytes)])[0])
     # No byte of UTF-8 is 255, so this value can fill up the shorter texts. At least one
-    # number is sent, also if all texts are empty.
+    # number is sent, even if all texts are empty.
     padded = np.full(max(1, longest), 255.0)
     padded[: len(own_bytes)] = own_bytes
     texts: list[str] = []
@@ -656,11 +684,11 @@ def everyones_text(text: str) -> list[str]:
 
 @contextmanager
 def failing_together(me: Rank) -> Iterator[None]:
-    """Let all ranks raise the error that the block raises on rank 0.
+    """Let all ranks raise the UserError that the block raises on rank 0.
 
     Rank 0 alone reads and writes tables. If rank 0 left the job alone after a mistake of
-    the user, all others would wait for it in their next collective. All ranks enter the
-    block.
+    the user, all others would wait for it in their next collective. Every rank runs the
+    block, and waits for the others at its end.
 
     Parameters
     ----------
@@ -670,13 +698,14 @@ def failing_together(me: Rank) -> Iterator[None]:
     Raises
     ------
     UserError
-        If the block raises it on rank 0.
+        If the block raises it on rank 0 or on this rank.
     """
     failure: UserError | None = None
     try:
         yield
     except UserError as error:
         failure = error
+    # The first text is the one of rank 0. It is empty if the block did not fail there.
     complaint_of_rank_0 = everyones_text(str(failure or ""))[0]
     if failure:
         raise failure
@@ -702,8 +731,9 @@ class Layout(NamedTuple):
 def layout() -> Layout:
     """Return how the ranks of this job are spread over nodes.
 
-    Nodes are told apart by an identity that each rank reads on its own node. The
-    numbers of a launcher would not do, because two launchers may run on one node.
+    All ranks call this function. Nodes are told apart by an identity that each rank reads
+    on its own node. The numbers that a launcher such as torchrun gives to nodes would not
+    do, because two launchers may run on one node.
     """
     # Only a hash of the identity leaves the node, so that no table can ever name the
     # node.

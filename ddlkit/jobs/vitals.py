@@ -117,15 +117,17 @@ class Usage:
         Parameters
         ----------
         everyone : ndarray, shape (ranks, 5)
-            The fields of each rank's usage.
+            The fields of each rank's usage, a row for each rank.
 
         Returns
         -------
         Usage
-            The largest value over the ranks, and the sum of ``own``.
+            The largest value over the ranks of each field but ``own``, and the sum over
+            the ranks of ``own``.
         """
         # The columns are in the order of the fields, so the last one is `own`. All ranks
-        # see the same cores and the same link, but each sees only its own user code.
+        # see the same cores, and rank 0 alone sees the link, so the largest value counts.
+        # Each rank sees only its own user code, so this is summed.
         shared = everyone[:, :4]
         own = everyone[:, 4]
         busy, stolen, late, user = shared.max(axis=0).tolist()
@@ -163,22 +165,25 @@ def processor_usage(before: Any, after: Any, own_s: float = 0.0) -> Usage:
     before, after : psutil.scputimes
         Readings of `processor_times`.
     own_s : float, optional
-        Seconds that this library's programs spent in user code in between, summed over
-        the cores.
+        Seconds that this library's programs spent in user code between the readings,
+        summed over the cores.
 
     Returns
     -------
     Usage
-        All shares are 0 if no time has passed.
+        The usage, without that of a link. All shares are 0 if no time has passed.
     """
     # On Linux, the time of guests is also in the user time, so it would count twice.
     names = [name for name in before._fields if not name.startswith("guest")]
+    # For each state of a core, such as "user", the seconds in it, summed over the cores.
     spent_s = {name: getattr(after, name) - getattr(before, name) for name in names}
     total_s = sum(spent_s.values())
     if total_s <= 0:
         return Usage(busy=0.0, stolen=0.0)
-    # The operating system decides which fields there are, so a missing one counts as 0.
+    # The operating system decides which states there are, so a missing one counts as 0.
+    # A core that waits for a disk ("iowait") is idle, too.
     idle_s = sum(spent_s.get(name, 0.0) for name in ("idle", "iowait"))
+    # "nice" is user code of low priority.
     user_s = sum(spent_s.get(name, 0.0) for name in ("user", "nice"))
     # The kernel's count of stolen time sometimes goes back a little.
     stolen_s = max(0.0, spent_s.get("steal", 0.0))
@@ -212,7 +217,7 @@ class Retries:
 
     @classmethod
     def on(cls, device: str) -> Retries:
-        """Return how often a job that measures a device may repeat.
+        """Return the `Retries` of a job that measures a device.
 
         On a GPU nothing is repeated. What others do on the cores hardly changes how long
         kernels take, and on a virtual machine with many stolen cores every measurement
@@ -222,13 +227,18 @@ class Retries:
         ----------
         device : str
             The type of the device, ``"cpu"`` or ``"cuda"``.
+
+        Returns
+        -------
+        Retries
         """
         return cls(most=0) if device == "cuda" else cls()
 
     def again(self, used: Usage) -> bool:
-        """Return whether to repeat a measurement, after a pause if so.
+        """Return whether to repeat a measurement. Before it returns True, it pauses.
 
-        Each True lowers the number of repeats that are left.
+        The pause lets others end what disturbs. Each True lowers the number of repeats
+        that are left.
 
         Parameters
         ----------
@@ -257,7 +267,8 @@ class Watch:
     """
 
     def __init__(self, rank: int = 0) -> None:
-        # The file in which the process of the link counts. "" if there is none to watch.
+        # The file in which the process of the emulated link counts, or "" if this rank
+        # watches no link.
         self._link = os.environ.get(LINK, "") if rank == 0 else ""
         self._counts_before = self._counts_of_link()
         self._times_before = processor_times()
@@ -266,18 +277,20 @@ class Watch:
     def usage(self) -> Usage:
         """Return how busy the cores and the link were since the watch was created."""
         counts = self._counts_of_link() - self._counts_before
+        # Since the watch was created: packets, how many of them were late, seconds that
+        # have passed, and seconds for which the link's process used a core.
         packets, late_packets, seconds, processor_s = counts
         # Time of this library's programs, which `processor_usage` tells from that of others.
-        # The process of the link is one of them.
+        # The process of the link is one of these programs.
         own_s = own_user_s() - self._own_before_s + float(processor_s)
         used = processor_usage(self._times_before, processor_times(), own_s)
+        # Without a link or without packets, the share of late packets stays 0.
         if not packets:
             return used
         late_share = late_packets / packets
         if processor_s >= BUSY_LIMIT * seconds:
-            # The link's process used nearly all of a core, so packets waited unread.
-            # The process does not know how many of them were late, so all count as
-            # late.
+            # The link's process used nearly all of a core, so packets waited until it read
+            # them. It does not know how many of them were late, so all count as late.
             late_share = 1.0
         return replace(used, late=late_share)
 
@@ -341,14 +354,19 @@ class Sampler:
             self._reporter.stdout.close()
 
     def frame(self) -> pd.DataFrame:
-        """Return the samples so far as a table ``vitals``, in the order of their times."""
+        """Return the samples so far as a table ``vitals``, in the order of their times.
+
+        The columns are ``time_s`` (seconds since this sampler was made), ``device``,
+        ``quantity`` and ``value``.
+        """
         columns = ["time_s", "device", "quantity", "value"]
-        # The list is copied, because the threads may add to it meanwhile.
+        # The list is copied, because the threads may add to it meanwhile. Two threads may
+        # also add samples in another order than that of their times.
         frame = pd.DataFrame(list(self._rows), columns=columns)
         return frame.sort_values("time_s", kind="stable", ignore_index=True)
 
     def _sample(self) -> None:
-        """Sample the processor and its memory until the block ends."""
+        """Sample the processor and its memory once in every period, until the block ends."""
         before = processor_times()
         # `wait` returns True as soon as the block ends, and False after a period.
         while not self._done.wait(self._period_s):
@@ -381,8 +399,13 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     If this process is killed, nvidia-smi ends when it prints the next line, because
     nobody reads its output any more.
     """
+    # A short period must not be rounded to 0.
     period_ms = max(1, round(1e3 * period_s))
+    # `_SAMPLED` are names of nvidia-smi for the quantities. `parse_vitals` relies on this
+    # order of the fields.
     fields = ["index", *_SAMPLED, *_known_throttle_field()]
+    # `gpu_question` only makes the command. The option lets nvidia-smi print again and
+    # again.
     command = machine.gpu_question(
         fields, f"--loop-ms={period_ms}", *_options_of_visible_gpus()
     )
@@ -419,7 +442,8 @@ def gpu_vitals() -> Vitals:
     Returns
     -------
     list of (str, str, float)
-        Device, quantity and value. The list is empty without nvidia-smi.
+        Device (such as "gpu0"), quantity and value, in the units of `_SAMPLED`. The list
+        is empty without nvidia-smi.
     """
     printed = machine.ask_gpus(("index", *_SAMPLED), *_options_of_visible_gpus())
     return parse_vitals(printed)
@@ -437,16 +461,18 @@ def parse_vitals(text: str) -> Vitals:
     Returns
     -------
     list of (str, str, float)
-        Device, quantity and value. Devices have the numbers that nvidia-smi gives them.
-        A quantity without a number is left out.
+        Device, quantity and value. A device such as "gpu0" has the number that nvidia-smi
+        gives it. Quantities have the names and units of tables. A quantity for which
+        nvidia-smi prints no number is left out.
     """
     vitals = []
+    # The name of each quantity in tables, and the factor from nvidia-smi's unit. The
+    # reasons are a bit mask, which has no unit.
     quantities = [*_SAMPLED.values(), (_THROTTLE_REASONS, 1.0)]
     # For each line its cells, of which the first one is the index of the GPU.
     for index, *cells in machine.cells(text):
-        # The other cells are in the order of the quantities, each of which has a name and
-        # the factor from nvidia-smi's unit to that of tables. `strict=False`: a line may
-        # end early, and what it lacks is left out.
+        # The other cells are in the order of the quantities. `strict=False`: a line has
+        # no reasons if these were not asked for, or may be cut short.
         for cell, (quantity, factor) in zip(cells, quantities, strict=False):
             # nvidia-smi prints "[N/A]" and the like for what a GPU does not report.
             with contextlib.suppress(ValueError):
@@ -464,9 +490,10 @@ def _number(cell: str) -> float:
 def gpu_in_use() -> str:
     """Return in words which GPU other programs use, or "" if they use none.
 
-    This may be called only while this process uses no GPU. A GPU may still seem busy
-    right after the end of a program. Therefore it is sampled again and again during
-    `PATIENCE_S`, and counts as in use only if every sample shows it busy.
+    This may be called only while this process uses no GPU, because its own work would
+    count, too. A GPU may still seem busy right after the end of a program. Therefore each
+    GPU is sampled again and again during `PATIENCE_S`, and counts as in use only if every
+    sample shows it busy. If none is busy any more, the function returns at once.
 
     Returns
     -------
@@ -477,6 +504,7 @@ def gpu_in_use() -> str:
     # The lowest utilisation so far of each GPU that was busy in every sample. A GPU that
     # has paused once is left out.
     lowest_loads = _gpus_at_work()
+    # The loop ends early when no such GPU is left.
     while lowest_loads and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
         at_work = _gpus_at_work()
@@ -494,15 +522,18 @@ def gpu_in_use() -> str:
 
 
 def _gpus_at_work() -> dict[str, float]:
-    """Return the utilisation of each GPU that counts as in use at this moment.
+    """Return the utilisation, from 0 to 1, of each GPU that counts as in use just now.
 
-    The keys are names such as "gpu0".
+    The keys are names such as "gpu0". A GPU counts only if it computes and if much of its
+    memory is used.
     """
+    # The samples of `gpu_vitals` by GPU and quantity.
     quantities_of_gpu: dict[str, dict[str, float]] = {}
     for gpu, quantity, value in gpu_vitals():
         quantities_of_gpu.setdefault(gpu, {})[quantity] = value
     at_work = {}
     for gpu, quantities in quantities_of_gpu.items():
+        # A GPU that does not report a quantity does not count as in use.
         utilisation = quantities.get("utilisation", 0.0)
         computes = utilisation >= LEAST_UTILISATION_IN_USE
         # A driver that starts uses less memory than this, and training uses more.
