@@ -49,12 +49,13 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # An error that Python itself raises may have no text of the operating system.
         reason = error.strerror or error
         # If a parent of the path is a file, making the directories fails with "File exists",
         # which does not tell the user what is wrong.
         for parent in path.parents:
             # `Path.is_file` would raise an error of its own for a parent that may not be
-            # searched.
+            # searched. `os.path.isfile` returns False for such a parent.
             if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
         advice = _ADVICE_BY_VERB.get(verb, "name another place")
@@ -91,10 +92,10 @@ def read(path: Path) -> bytes:
 def _within_limit(
     file: BinaryIO | gzip.GzipFile, path: Path, *, unpacked: bool = False
 ) -> bytes:
-    """Return the rest of a file, or raise UserError if it has more than `MOST_BYTES`.
+    """Return the bytes of an open file, or raise UserError for more than `MOST_BYTES`.
 
-    ``unpacked`` is whether reading unpacks the file, so that the error is about its
-    unpacked size.
+    ``path`` is the file, as the error names it. ``unpacked`` is whether reading unpacks
+    the file, so that the error is about its unpacked size.
     """
     # One byte more than allowed shows that the file is too large.
     data = file.read(MOST_BYTES + 1)
@@ -197,7 +198,8 @@ def replace(source: Path, target: Path) -> None:
     """
     with _refusing("write", target):
         os.replace(source, target)
-        # The new name is on the disk only once the directory is.
+        # The new name is stored in the directory, so `fsync` has to write the directory,
+        # too, to the disk.
         directory = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -239,7 +241,7 @@ def atomic_write(path: Path, data: bytes) -> None:
                 os.fsync(file.fileno())
             replace(temporary, path)
         finally:
-            # After an error, the temporary file may still be there.
+            # The temporary file is still there after an error, and else has been renamed.
             temporary.unlink(missing_ok=True)
 
 
@@ -262,7 +264,7 @@ def atomic_write_text(path: Path, text: str) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "") -> None:
-    """Remove temporary files that `atomic_write` has left when it was killed.
+    """Remove temporary files that `atomic_write` left because its process was killed.
 
     Parameters
     ----------
@@ -272,7 +274,8 @@ def remove_unfinished(directory: Path, name: str = "") -> None:
         The name of the file that was to be written. By default, "", the temporary files
         of all names are removed.
     """
-    # `atomic_write` names them .NAME.RANDOM.tmp, where RANDOM has no dot.
+    # `atomic_write` names them .NAME.RANDOM.tmp, where RANDOM has no dot. So NAME ends
+    # before the last dot of NAME.RANDOM.
     for path in directory.glob(".*.tmp"):
         written_name, _, _ = path.name[1:].removesuffix(".tmp").rpartition(".")
         if name in ("", written_name):
@@ -285,15 +288,17 @@ def append_text(path: Path, text: str) -> None:
     Parameters
     ----------
     path : Path
-        The file, which is made if it does not exist. A link is not followed.
+        The file, which is made if it does not exist. A symbolic link is refused.
     text : str
         What to add.
 
     Raises
     ------
     UserError
-        If the operating system refuses.
+        If the operating system refuses, or if the path is a symbolic link.
     """
+    # O_APPEND writes at the end of the file, even if another process has just written.
+    # O_NOFOLLOW fails if the path is a link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     with _refusing("write", path), os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         file.write(text.encode())
@@ -321,11 +326,13 @@ _OWNERS_LOCK = "lock"
 def _locked(
     path: Path, flags: int, operation: int, *, required: bool = False
 ) -> Iterator[int]:
-    """Hold an advisory lock on a file, and yield its descriptor.
+    """Hold an advisory lock on a file during the block, and yield the file's descriptor.
 
-    ``flags`` are those of `os.open`, and ``operation`` is the one of `fcntl.flock`. The
-    operating system frees the lock when the process ends, however it ends. If the file
-    system has no locks, the block runs without one, unless a lock is ``required``.
+    ``flags`` say for `os.open` how to open the file, and ``operation`` says for
+    `fcntl.flock` how to lock it. Whether this waits for another process that holds the
+    lock, or raises BlockingIOError, depends on ``operation``. The operating system frees
+    the lock when the process ends, however it ends. If the file system has no locks, the
+    block runs without one, unless a lock is ``required``: this then raises OSError.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
@@ -347,9 +354,9 @@ def lock(path: Path) -> Iterator[None]:
     Parameters
     ----------
     path : Path
-        The file, into which the number of the process that holds the lock is written.
-        The file is made if it does not exist, and it stays. Only the process that holds
-        the lock may remove it.
+        The file, into which the id of the process that holds the lock is written. The
+        file is made if it does not exist, and it stays after the block. Only the process
+        that holds the lock may remove it.
 
     Yields
     ------
@@ -374,9 +381,10 @@ def lock(path: Path) -> Iterator[None]:
             _make_folder(path.parent)
         with _refusing("lock", path):
             descriptor = _lock_or_refuse(path, stack)
-            # The file names its holder, and nobody once the block has ended. A holder
-            # that was killed has left its number, which is overwritten.
+            # The file has the id of its holder, and is emptied at the end of the block,
+            # before the lock is freed.
             stack.callback(os.truncate, descriptor, 0)
+            # A holder that was killed has left its own id.
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
@@ -393,10 +401,10 @@ def _make_folder(folder: Path) -> None:
 def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
     """Lock a file until ``stack`` is closed, and return the descriptor of the file.
 
-    Raises UserError, with the number of the other process, if another one holds the
-    lock.
+    Raises UserError, with the id of the other process, if another one holds the lock.
     """
     while True:
+        # This stack holds the lock of one attempt. Closing it frees the lock.
         attempt = contextlib.ExitStack()
         try:
             descriptor = attempt.enter_context(
@@ -404,17 +412,21 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
             )
         except BlockingIOError as error:
             try:
+                # The file is empty before its holder has written its id.
                 holder = path.read_text(errors="replace").strip() or "unknown"
             except FileNotFoundError:
-                # The holder has removed the file meanwhile, and has let go of the lock.
+                # The holder has removed the file meanwhile, so the lock is free. The next
+                # attempt makes the file anew.
                 _make_folder(path.parent)
                 continue
             raise UserError(
                 f"{path} is held by process {holder}: wait for it"
             ) from error
         # Whoever held the lock before may have removed the file after this process had
-        # opened it. Another process could lock a new file of that name at the same time.
+        # opened it. The lock is then worthless, because another process could lock a new
+        # file of that name.
         if _is_open_as(descriptor, path):
+            # From now on the stack of the caller holds the lock.
             stack.push(attempt)
             return descriptor
         attempt.close()
@@ -457,6 +469,7 @@ def _lock_for_writing(path: Path, stack: contextlib.ExitStack) -> None:
     This waits as long as another process holds the lock.
     """
     while True:
+        # This stack holds the lock of one attempt. Closing it frees the lock.
         attempt = contextlib.ExitStack()
         descriptor = attempt.enter_context(
             _locked(path, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
@@ -464,7 +477,8 @@ def _lock_for_writing(path: Path, stack: contextlib.ExitStack) -> None:
         # Whoever held the lock before has removed the file, perhaps after this process
         # had opened it. A lock on a removed file keeps nobody waiting.
         if _is_open_as(descriptor, path):
-            # What is pushed last is undone first: the file is removed, then unlocked.
+            # The stack of the caller now holds the lock. What is added last is undone
+            # first: the file is removed, and then unlocked.
             stack.push(attempt)
             stack.callback(path.unlink, missing_ok=True)
             return
@@ -503,13 +517,14 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
 
     Notes
     -----
-    The folder that is yielded lies inside an outer folder, beside a file that its owner
-    locks. A process that is killed leaves them behind, unlocked. Whoever makes the next
-    scratch folder in the same place removes all that are not locked. On a file system
-    without locks they stay.
+    The folder that is yielded lies inside an outer folder, beside a file that the process
+    locks. A process that is killed leaves its outer folder behind, unlocked. Whoever makes
+    the next scratch folder in the same place removes all outer folders that are not
+    locked. On a file system without locks they stay.
     """
     parent = Path(parent or tempfile.gettempdir())
-    # When the block has ended, the stack frees the lock and then removes the folder.
+    # When the block has ended, the stack frees the lock and then removes the folder. The
+    # block runs outside of `_refusing`, which is only for errors of making the folder.
     with contextlib.ExitStack() as stack:
         with _refusing("write", parent):
             _remove_abandoned(parent)
@@ -518,8 +533,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             stack.enter_context(
                 _locked(outer / _OWNERS_LOCK, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
             )
-            # `_remove_abandoned` of another process looks for inner folders. The inner
-            # folder is therefore made only when the lock is held.
+            # `_remove_abandoned` of another process looks for inner folders, and removes
+            # those without a lock. The inner folder is therefore made only now, when the
+            # lock is held.
             inner = outer / "files"
             inner.mkdir()
         try:
@@ -536,8 +552,8 @@ def _remove_abandoned(parent: Path) -> None:
     """Remove the scratch folders of this user whose owners were killed."""
     for inner in parent.glob(f"{SCRATCH}*/files"):
         outer = inner.parent
-        # The lock fails while the owner still runs, and opening its file fails if
-        # another process has just removed it. Such a folder is skipped.
+        # Locking fails while the owner still runs, and opening the lock's file fails if
+        # another process has just removed it. A folder with such an error is skipped.
         with contextlib.suppress(OSError):
             # Not `stat`: a link of this name may lead to a folder of value.
             facts = os.lstat(outer)
@@ -579,7 +595,7 @@ def parse_json(text: str) -> Any:
     Returns
     -------
     object
-        The document. Whole numbers of more than `MOST_DIGITS` characters are floats.
+        The document. A whole number of more than `MOST_DIGITS` characters becomes a float.
 
     Raises
     ------
@@ -587,7 +603,8 @@ def parse_json(text: str) -> Any:
         If the text is not JSON, or has too many values or levels.
     """
     # Values are counted before any of them is made. A bracket comes before the first
-    # value of a list or mapping, and a comma before each other value.
+    # value of a list or mapping, and a comma before each other value. Commas and brackets
+    # within texts count, too, so the count is at least the number of values.
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
@@ -604,13 +621,13 @@ def _number(text: str) -> int | float:
 
 
 def _check_depth(document: Any) -> None:
-    """Raise ValueError if a document has more than `MOST_DEPTH` levels.
+    """Raise ValueError if lists and mappings are nested in more than `MOST_DEPTH` levels.
 
-    A level is a list or mapping inside another. The levels are visited one after the
-    other (breadth first). A recursive function could itself fail on a document that is
-    nested very deep.
+    The levels are visited one after the other (breadth first). A recursive function could
+    itself fail on a document that is nested very deep.
     """
     depth = 0
+    # All values of one level. The first level has only the document itself.
     values = [document]
     while True:
         containers = [value for value in values if isinstance(value, (dict, list))]
@@ -636,7 +653,8 @@ def read_json(path: Path, advice: str) -> Any:
     path : Path
         The file.
     advice : str
-        What the user should do if the file is not JSON.
+        The end of the error for a file that is not JSON, which says what the user should
+        do.
 
     Returns
     -------
@@ -646,7 +664,7 @@ def read_json(path: Path, advice: str) -> Any:
     Raises
     ------
     UserError
-        If the file cannot be read or is not JSON.
+        If the file cannot be read, is not JSON, or has too many values or levels.
     """
     try:
         return parse_json(read_text(path))
@@ -677,8 +695,9 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        # Values are counted before any of them is made, because a merge (<<) copies all
-        # that its aliases stand for.
+        # `compose` makes only the nodes, in which an alias is a reference. Values are
+        # counted before any of them is made, because a merge (<<) copies all that its
+        # aliases stand for.
         root = yaml.compose(text, _shallow_loader())
         if _count_values(root, counts={}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
@@ -699,18 +718,21 @@ def parse_yaml(text: str) -> Any:
 
 @cache
 def _shallow_loader() -> Any:
-    """Return a loader of PyYAML that ends as soon as a document has more than `MOST_DEPTH` levels.
+    """Return a loader class of PyYAML that refuses more than `MOST_DEPTH` levels.
 
-    Otherwise a text of opening brackets alone would take PyYAML seconds.
+    The loader raises ValueError as soon as it meets a node that is too deep. Otherwise a
+    text of opening brackets alone would take PyYAML seconds.
     """
     import yaml
 
     class ShallowLoader(yaml.SafeLoader):
+        # How many nodes are being made, each inside the one before.
         depth = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
+            # PyYAML calls this for each node, and within the call for the nodes inside.
             self.depth += 1
-            # The deepest list or mapping may have scalars, which are nodes too.
+            # The deepest list or mapping may have scalars, which are one level deeper.
             if self.depth > MOST_DEPTH + 1:
                 raise ValueError(TOO_DEEP)
             node = super().compose_node(parent, index)
@@ -726,15 +748,17 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
     Parameters
     ----------
     node : yaml.Node or tuple
-        The node, or a key and its value.
+        The node, or the nodes of a key and its value.
     counts : dict of int to float
-        The counts so far, by the identity of the node's value. This function adds to
-        it. An alias has the same value as its node, which is thus counted only once.
+        The counts so far, by the identity (`id`) of the value of each node. This function
+        adds to it. An alias has the same value as the node that it stands for, so the
+        inside of that node is visited only once.
 
     Returns
     -------
     float
-        Infinite if the node contains itself.
+        The number of values, in which an alias counts as all that it stands for, and each
+        list, mapping and pair as one more. It is infinite if the node contains itself.
     """
     # A mapping has pairs of nodes, a list has nodes, and a scalar has its text. An empty
     # document is None, which counts as a scalar.
@@ -743,7 +767,8 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
         return 1
     key = id(children)
     if key not in counts:
-        # A node that is met again while it is being counted contains itself.
+        # A node that is met again while it is being counted contains itself. It then
+        # finds this entry, so that its count becomes infinite.
         counts[key] = math.inf
         counts[key] = 1 + sum(_count_values(child, counts) for child in children)
     return counts[key]

@@ -33,11 +33,12 @@ def describe() -> dict[str, Any]:
     -------
     dict
         "name", "cpu" (with "model", "cores" and "quota_cores"), "memory_bytes", "os",
-        "kernel", "gpus" and "nics". "cores" are those that this process may use.
-        "quota_cores" is the limit of a container on them, 0 if there is none. "nics"
-        are the network adapters with their rates. Where there are GPUs, "topology" says
-        how they are connected, as nvidia-smi draws it. "nccl_variables" are those that
-        NCCL and PyTorch's use of NCCL obey, as `own_nccl_variables` returns them.
+        "kernel", "gpus", "nics" and "nccl_variables". "cores" is the number of cores that
+        this process may use. "quota_cores" is how many of them a container may keep busy,
+        0 if there is no such limit. "nics" are the network adapters with their rates.
+        "nccl_variables" are the environment variables that NCCL and PyTorch's use of NCCL
+        obey, as `own_nccl_variables` returns them. Where there are GPUs, "topology" says
+        how they are connected, as nvidia-smi draws it.
     """
     cpu = {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()}
     described = {
@@ -56,10 +57,11 @@ def describe() -> dict[str, Any]:
 
 
 def _quota_cores() -> float:
-    """Return the limit of the container on cores, 0 if there is none."""
+    """Return how many cores the container may keep busy, 0 if there is no limit."""
     # Linux writes two numbers of microseconds: the processor time that the control
     # group may use in each period, or "max" without a limit, and the period.
     quota, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
+    # The quota is "max", or "" if there is no such file.
     if not quota.isdigit():
         return 0.0
     return float(quota) / float(period)
@@ -67,6 +69,7 @@ def _quota_cores() -> float:
 
 def _operating_system() -> str:
     """Return the name of the operating system with its version."""
+    # Linux distributions have this file. On other systems it is read as "".
     release = content(Path("/etc/os-release"))
     pretty_name = re.search(r'^PRETTY_NAME="?([^"\n]+)', release, re.MULTILINE)
     return pretty_name[1] if pretty_name else platform.platform()
@@ -84,7 +87,8 @@ def name(device: str = "") -> str:
     Returns
     -------
     str
-        For example "8x-nvidia-h200", "nvidia-h200" or "cpu-2x-intel-xeon-8488c".
+        For example "8x-nvidia-h200" for 8 GPUs, "nvidia-h200" for one, or
+        "cpu-2x-intel-xeon-8488c" for 2 cores.
     """
     gpus = _gpus()
     if not gpus or device == "cpu":
@@ -99,8 +103,9 @@ def identity() -> str:
 
     Containers of one machine have the same text on Linux.
     """
-    # The kernel draws this number when it boots.
+    # The kernel draws this number at random when it boots.
     boot_id = content(Path("/proc/sys/kernel/random/boot_id"))
+    # On other systems than Linux, the name of the host stands in.
     return boot_id or platform.node()
 
 
@@ -146,8 +151,9 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
     Returns
     -------
     str
-        12 digits, with "+dirty" if the code in the folder differs from the commit.
-        Outside of git it is the DDLKIT_COMMIT of the environment, or else "unknown".
+        12 hex digits, with "+dirty" if the code in the folder differs from the commit.
+        Outside of git, the result is the value of the variable DDLKIT_COMMIT with at most
+        12 digits, or "unknown" if that is not set.
 
     Raises
     ------
@@ -155,6 +161,7 @@ def commit(directory: Path = Path(__file__).parents[1]) -> str:
         If DDLKIT_COMMIT is needed, and is not a commit.
     """
     git = ("git", "-C", str(directory))
+    # `output` returns "" if git is absent or fails.
     head = output(*git, "rev-parse", "--short=12", "HEAD").strip()
     # An installed library may lie in the work tree of a repository that does not contain
     # it, such as a user's. In that case git lists no file of the folder.
@@ -195,10 +202,12 @@ def content(path: Path) -> str:
 
 def cores() -> int:
     """Return the number of cores that this process may use."""
-    # macOS has no affinity.
+    # A process may be bound to some of the cores, and 0 stands for this process. macOS
+    # has no such call.
     affinity = getattr(os, "sched_getaffinity", None)
     if affinity:
         return len(affinity(0))
+    # Python returns None if it cannot tell the number.
     return os.cpu_count() or 1
 
 
@@ -229,7 +238,7 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
     Parameters
     ----------
     fields : sequence of str
-        What to ask for, as nvidia-smi calls it.
+        What to ask for, by nvidia-smi's names, such as "clocks.sm".
     *options : str
         Further options of nvidia-smi.
     about : str, optional
@@ -238,8 +247,8 @@ def ask_gpus(fields: Sequence[str], *options: str, about: str = "gpu") -> str:
     Returns
     -------
     str
-        A line for each GPU or process, with cells that are separated by commas. "" if
-        there is no nvidia-smi.
+        A line for each GPU or process, with cells that are separated by commas, in the
+        order of ``fields``. "" if there is no nvidia-smi, or if it does not know a field.
     """
     return output(*gpu_question(fields, *options, about=about))
 
@@ -267,8 +276,8 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
     Parameters
     ----------
     text : str
-        Lines of name, driver_version, memory.total (in MiB) and compute_cap. Other
-        lines, such as "No devices were found", are ignored.
+        A line for each GPU, with name, driver_version, memory.total (in MiB) and
+        compute_cap. Other lines, such as "No devices were found", are ignored.
 
     Returns
     -------
@@ -285,6 +294,7 @@ def parse_gpus(text: str) -> tuple[dict[str, Any], ...]:
         gpu = {
             "model": model,
             "driver": driver,
+            # nvidia-smi prints "[N/A]" and the like for what it does not know.
             "memory_bytes": int(memory_mib) * 2**20 if memory_mib.isdigit() else 0,
             "compute_capability": capability,
         }
@@ -327,15 +337,15 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        The values of `_SETTINGS` that the driver knows, for each GPU. The list is empty
-        without nvidia-smi.
+        For each GPU the values of the settings that the driver knows, by the keys of
+        `_SETTINGS`. The list is empty without nvidia-smi.
     """
-    # nvidia-smi answers nothing at all if it does not know one of the fields. So they
-    # are asked for together, and one by one if that fails.
+    # nvidia-smi answers nothing at all if it does not know one of the fields. So all
+    # settings are asked for together by their first names, and one by one if that fails.
     first_names = [names[0] for names in _SETTINGS.values()]
     rows = cells(ask_gpus(first_names, *options))
     if rows:
-        # A line that is cut short gives fewer settings, and no error.
+        # `strict=False`: a line that is cut short gives fewer settings, and no error.
         return [dict(zip(_SETTINGS, row, strict=False)) for row in rows]
     return _settings_one_by_one(*options)
 
@@ -345,16 +355,17 @@ def _settings_one_by_one(*options: str) -> list[dict[str, str]]:
 
     `gpu_settings` calls this if the driver does not know all settings by their first
     names, because nvidia-smi then refuses to answer for all together. The result is that
-    of `gpu_settings`.
+    of `gpu_settings`. ``options`` are further options of nvidia-smi.
     """
     gpus: list[dict[str, str]] = []
+    # A setting may have several names, because drivers name it differently.
     for setting, names in _SETTINGS.items():
         answers = [cells(ask_gpus([name], *options)) for name in names]
         # The answer to the first name that the driver knows: a row of one cell for each
         # GPU. There are no rows if it knows none of them.
         rows = next((answer for answer in answers if answer), [])
         for number, row in enumerate(rows):
-            # The first setting that is known tells how many GPUs there are.
+            # The first setting that is known makes the entries of all GPUs.
             if number == len(gpus):
                 gpus.append({})
             gpus[number][setting] = row[0]
@@ -401,10 +412,11 @@ def topology() -> str:
 def gpus_of_node() -> int:
     """Return how many GPUs of NVIDIA this machine has, also those that CUDA may not use.
 
-    Slurm can hide GPUs from a process. nvidia-smi then lists none of them, but the
-    driver still has a folder for each.
+    Slurm can hide GPUs from a process. nvidia-smi then does not list them, but the driver
+    still has a folder for each.
     """
     folders = list(Path("/proc/driver/nvidia/gpus").glob("*"))
+    # The larger number counts, because each of the two ways may miss GPUs.
     return max(len(folders), len(_gpus()))
 
 
@@ -426,15 +438,17 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
     Parameters
     ----------
     visible : str or None
-        The value of CUDA_VISIBLE_DEVICES: numbers or the beginnings of identities,
-        separated by commas. None, if the variable is not set, stands for all GPUs.
+        The value of CUDA_VISIBLE_DEVICES: numbers of GPUs or the beginnings of their
+        identities, separated by commas. None, if the variable is not set, stands for all
+        GPUs.
     uuids : sequence of str
-        The identities of all GPUs, as `gpu_uuids` returns them.
+        The identities of all GPUs, as `gpu_uuids` returns them. A number stands for the
+        GPU at this position, counted from 0.
 
     Returns
     -------
     list of str
-        Identities.
+        The identities of the GPUs.
 
     Examples
     --------
@@ -452,9 +466,10 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
             # A slice, which is empty if there is no GPU of this number.
             matching = [*uuids[int(entry) : int(entry) + 1]]
         else:
+            # Every identity begins with an empty text, so an empty entry is left out.
             matching = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
-        # CUDA ignores an entry that it does not know, and all entries behind it. An entry
-        # that fits several GPUs is treated alike here.
+        # CUDA ignores an entry that fits no GPU, and all entries behind it. Here an entry
+        # that fits several GPUs is ignored in the same way.
         if len(matching) != 1:
             break
         chosen += matching
@@ -462,12 +477,12 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
 
 
 def links_between_gpus(matrix: str, uuids: Sequence[str]) -> dict[str, dict[str, str]]:
-    r"""Return what joins each pair of GPUs.
+    r"""Return the kind of link between each pair of GPUs.
 
     Parameters
     ----------
     matrix : str
-        What `topology` returns.
+        The matrix of nvidia-smi, as `topology` returns it.
     uuids : sequence of str
         The identities of the GPUs in the matrix, in its order.
 
@@ -475,8 +490,8 @@ def links_between_gpus(matrix: str, uuids: Sequence[str]) -> dict[str, dict[str,
     -------
     dict of str to dict
         For each GPU the word of the matrix for its link to each other GPU, such as
-        "NV18" or "SYS". The dict is empty if the matrix has not as many GPUs as
-        ``uuids``.
+        "NV18" for NVLink or "SYS" for a way over PCIe and between processors. The dict is
+        empty if the matrix has not as many GPUs as ``uuids``.
 
     Examples
     --------
@@ -496,30 +511,32 @@ def links_between_gpus(matrix: str, uuids: Sequence[str]) -> dict[str, dict[str,
     links: dict[str, dict[str, str]] = {}
     for uuid, words in zip(uuids, rows, strict=True):
         # The first columns of the matrix are the GPUs, in the order of the rows. Those of
-        # network adapters and processors follow, so that a row has more words.
+        # network adapters and processors follow, so a row has more words, which
+        # `strict=False` leaves out.
         by_other_gpu = dict(zip(uuids, words, strict=False))
+        # The X, where the GPU meets itself, is no link.
         by_other_gpu.pop(uuid)
         links[uuid] = by_other_gpu
     return links
 
 
 def gpu_link(used: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> str:
-    """Return what joins the GPUs that are used.
+    """Return the kind of link by which GPUs talk to each other, as tables name it.
 
     Parameters
     ----------
     used : sequence of str
-        The identities of the GPUs.
+        The identities of the GPUs that talk.
     links : mapping of str to mapping
-        What is known of links, as `links_between_gpus` returns it. It may lack GPUs and
-        pairs.
+        The known links, as `links_between_gpus` returns them. GPUs and pairs may be
+        missing.
 
     Returns
     -------
     str
-        "nvlink" if NVLink joins every pair of the GPUs, and "pcie" if it does not join
-        one of them. "nccl" says only which library chooses the way: if the link of a
-        pair is not known, and if there is no pair.
+        "nvlink" if NVLink joins every pair of the GPUs, and "pcie" if there is a pair
+        that it does not join. The result is "nccl", the library that chooses the link, if
+        the link of a pair is not known, or if there is no pair.
 
     Examples
     --------
@@ -529,27 +546,31 @@ def gpu_link(used: Sequence[str], links: Mapping[str, Mapping[str, str]]) -> str
     >>> gpu_link(["a"], links), gpu_link(["a", "d"], links)
     ('nccl', 'nccl')
     """
-    of_pairs = []
+    links_of_pairs = []
     for first, second in itertools.combinations(used, 2):
+        # A link is the same in both directions, and one of the two entries may be missing.
         link = links.get(first, {}).get(second) or links.get(second, {}).get(first)
         if link is None:
             return "nccl"
-        of_pairs.append(link)
-    if not of_pairs:
+        links_of_pairs.append(link)
+    # A single GPU makes no pair.
+    if not links_of_pairs:
         return "nccl"
-    # NV18, for example, stands for 18 bonded NVLinks. All other words are ways over
+    # NV18, for example, stands for 18 bonded NVLinks. All other words stand for ways over
     # PCIe.
-    return "nvlink" if all(link.startswith("NV") for link in of_pairs) else "pcie"
+    has_nvlink = all(link.startswith("NV") for link in links_of_pairs)
+    return "nvlink" if has_nvlink else "pcie"
 
 
 def nics() -> list[dict[str, str]]:
     """Return the network adapters of this machine with their rates, as Linux names them.
 
-    Each has a "name", a "kind" and a "rate". An adapter that is both an InfiniBand port
-    and a network interface can be listed twice.
+    Each has a "name", a "kind" (such as "InfiniBand" or "network") and a "rate" in words.
+    An adapter that is both an InfiniBand port and a network interface can be listed twice.
+    On systems other than Linux the list is empty.
     """
     adapters = []
-    # The folder of a port is such as mlx5_0/ports/1, where mlx5_0 is the adapter.
+    # The folder of a port is, for example, mlx5_0/ports/1, where mlx5_0 is the adapter.
     for port in sorted(Path("/sys/class/infiniband").glob("*/ports/*")):
         adapter = {
             "name": f"{port.parents[1].name}:{port.name}",
@@ -560,6 +581,7 @@ def nics() -> list[dict[str, str]]:
     # Interfaces of software, such as bridges, have no device.
     for device in sorted(Path("/sys/class/net").glob("*/device")):
         speed = content(device.parent / "speed")
+        # An interface that is down has no speed, or the speed -1.
         rate = f"{speed} Mb/s" if speed.isdecimal() else "unknown"
         adapters.append({"name": device.parent.name, "kind": "network", "rate": rate})
     return adapters
@@ -580,9 +602,10 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        All ``NCCL_*`` and ``TORCH_NCCL_*``, by name. Of paths only the last name is
-        kept. Names of hosts and addresses within a value are replaced. Variables whose
-        whole value is a host or an address have the value "(set)".
+        The values of all ``NCCL_*`` and ``TORCH_NCCL_*`` by name, cleaned so that they can
+        be recorded. Of a path only the last name is kept. Names of hosts and addresses
+        within a value are replaced. A variable whose whole value is a host or an address
+        has the value "(set)".
 
     Examples
     --------
@@ -598,22 +621,24 @@ def nccl_variables(environment: Mapping[str, str]) -> dict[str, str]:
         if _NAMES_HOSTS.search(variable):
             variables[variable] = "(set)"
             continue
-        # Addresses come first, because a range of them has a slash, as a path has.
+        # Addresses are replaced first, because a range of addresses has a slash, too.
         value = _without_hosts(value)
-        variables[variable] = value.rpartition("/")[2]
+        # What follows the last slash: the last name of a path, or else the whole value.
+        _, _, variables[variable] = value.rpartition("/")
     return variables
 
 
 def own_nccl_variables() -> dict[str, str]:
     """Return the variables that NCCL obeys in this process, cleaned by `nccl_variables`.
 
-    NCCL also reads variables from files: from the file that NCCL_CONF_FILE names, or
-    else from ~/.nccl.conf, and then from /etc/nccl.conf. A variable keeps the value that
-    it has first, and the environment comes before all files.
+    NCCL reads variables from the environment, from the file that NCCL_CONF_FILE names or
+    else from ~/.nccl.conf, and at last from /etc/nccl.conf. If several of these set a
+    variable, the first one counts.
     """
     users_file = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     variables: dict[str, str] = {}
-    # In the reverse order of precedence, so that an earlier source replaces a later one.
+    # The sources are read in the reverse order, so that an earlier one replaces the values
+    # of a later one.
     for file in (NCCL_CONF, Path(users_file)):
         variables.update(parse_nccl_conf(content(file)))
     variables.update(os.environ)
@@ -630,13 +655,13 @@ def parse_nccl_conf(text: str) -> dict[str, str]:
     Parameters
     ----------
     text : str
-        Lines such as ``NCCL_ALGO=Ring``. Other lines, such as comments after a "#", are
-        ignored.
+        Lines such as ``NCCL_ALGO=Ring``. Lines without "=" and comments, which begin with
+        "#", are ignored.
 
     Returns
     -------
     dict of str to str
-        The values by variable. If a variable stands there twice, the first line counts.
+        The values by variable. If the text has a variable twice, the first line counts.
 
     Examples
     --------
@@ -667,14 +692,16 @@ def _without_hosts(text: str) -> str:
     """Return a text in which addresses and the names of hosts are replaced.
 
     The nodes of a cluster mostly differ in the digits of their names only. So every name
-    is replaced that differs from that of this host in its digits only.
+    is replaced that agrees with the name of this host in all but its digits. Other names
+    are replaced if they have a domain, as in node17.site.edu.
     """
     text = _ADDRESS.sub("(address)", text)
     text = _NAME_WITH_DOMAIN.sub("(host)", text)
     short_name, _, _ = platform.node().partition(".")
-    # A name of digits alone would stand for every number.
+    # If the name of this host were digits alone, every number would agree with it.
     if not re.search("[A-Za-z]", short_name):
         return text
+    # Each group of digits in the name stands for any digits.
     pattern = re.sub(r"\d+", r"\\d+", re.escape(short_name))
     return re.sub(rf"(?<![A-Za-z0-9]){pattern}(?![A-Za-z0-9])", "(host)", text)
 
@@ -684,20 +711,24 @@ def _cudnn(cuda: str) -> str:
 
     ``cuda`` is the version of CUDA that torch uses.
     """
-    # To import torch takes seconds, so that only a torch that is loaded already is asked. It
-    # says None without cuDNN.
+    # Importing torch takes seconds, so only a torch that is already loaded is asked. Its
+    # answer is None if it has no cuDNN.
     torch = sys.modules.get("torch")
     if torch is not None:
         return cudnn_version(torch.backends.cudnn.version() or 0)
     # The package of cuDNN is named after the major version of CUDA: nvidia-cudnn-cu12. If
     # ``cuda`` is "none", there is no package of that name, and the result is "none", too.
     major, _, _ = cuda.partition(".")
-    # The package adds a fourth number for its own builds: 9.10.2.21.
+    # The package adds a fourth number for its own builds, as in 9.10.2.21, which is left
+    # out.
     return ".".join(installed(f"nvidia-cudnn-cu{major}").split(".")[:3])
 
 
 def cudnn_version(number: int) -> str:
     """Return the version that cuDNN means by a number, "none" for 0.
+
+    The number is 10000 * major + 100 * minor + patch. Up to version 8 the first factor
+    was 1000.
 
     Examples
     --------
@@ -707,6 +738,7 @@ def cudnn_version(number: int) -> str:
     if not number:
         return "none"
     # Up to version 8 the minor version had one digit, and from version 9 on it has two.
+    # Numbers of version 9 begin at 90000, and those of version 8 are less than 9000.
     of_major = 10_000 if number >= 90_000 else 1_000
     major, rest = divmod(number, of_major)
     minor, patch = divmod(rest, 100)
@@ -735,7 +767,11 @@ def _cuda_and_nccl() -> tuple[str, str]:
 
 
 def _cuda_and_nccl_of_files() -> tuple[str, str]:
-    """Return the versions of CUDA and NCCL by the files of torch, which is not loaded."""
+    """Return the versions of CUDA and NCCL by the files of torch, which is not loaded.
+
+    A version is "none" if it is absent, as both are for a torch without CUDA.
+    """
+    # Where torch lies, found without importing torch.
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return "none", "none"

@@ -91,13 +91,14 @@ class NoSuchRowsError(UserError):
     ) -> None:
         self.key = key
         self.listed = _listed(values)
-        there = (
-            f"all rows have {key} {self.listed}: give {self.listed}, or leave the "
-            "option out"
-        )
         if len(values) > 1:
-            there = f"the rows have {key} {self.listed}: choose one of these"
-        super().__init__(f"{path}: no row with {key} {value}: {there}")
+            what_there_is = f"the rows have {key} {self.listed}: choose one of these"
+        else:
+            what_there_is = (
+                f"all rows have {key} {self.listed}: give {self.listed}, or leave the "
+                "option out"
+            )
+        super().__init__(f"{path}: no row with {key} {value}: {what_there_is}")
 
 
 class SeveralValuesError(UserError):
@@ -155,22 +156,23 @@ def choose(
     keys : tuple of str
         The columns. Those that the table lacks are ignored.
     wanted : dict of str to object
-        The value that each column must have. If it is None, or if the column has no
-        entry, the table must have a single value there. An entry, even None, also says
-        that the user has an option --COLUMN, which errors then mention.
+        The value that each column must have. If a value is None, or if a column has no
+        entry, the column must have a single value. An entry, even None, also says that
+        the command has an option --COLUMN to choose a value, which errors then mention.
     path : Path or str
         The file of the table, or other words by which errors name where the rows are from.
     absent : collection of str, optional
         The columns that the file lacks, which the table fills with assumed values.
     options : dict of str to str, optional
-        The names of options, without the dashes, that differ from those of their columns.
+        The name of the option, without the dashes, of each column whose option has another
+        name than the column.
 
     Returns
     -------
     rows : DataFrame
         The rows that have the wanted value, or else the single one, in each column.
     chosen : dict of str to object
-        That value, for each of the columns.
+        The value that these rows have in each of the columns, in the order of ``keys``.
 
     Raises
     ------
@@ -182,6 +184,7 @@ def choose(
     # One column after the other narrows the table, so that a column may have several
     # values in the table and only one in the rows that are left. Columns with a wanted
     # value come first, so that an error lists only values that go with all wanted ones.
+    # `sorted` puts them first, because False is less than True.
     for key in sorted(keys, key=lambda key: wanted.get(key) is None):
         if key not in frame.columns:
             continue
@@ -192,6 +195,7 @@ def choose(
             option = options.get(key, key) if key in wanted else None
             value = _only_value(values, key, path, option)
         elif value not in values and key in absent:
+            # The assumed value is not the wanted one.
             raise UserError(
                 f"{path}: has no column {key}, so that {_listed(values)} is assumed: add "
                 f"the column with {value}, or leave --{options.get(key, key)} out"
@@ -248,14 +252,15 @@ def read_profile(
         A recorded table, or a user's own CSV. The latter needs only the columns tensor,
         gradient_bytes, backward_s and forward_s.
     network : str, optional
-        The network to choose, if the table has several. None takes the only one, here
-        and for each other column that can be chosen.
+        The network to choose, if the table has several. By default the table must have
+        only one. The same holds for each other column in which a value can be chosen.
     batch : int, optional
         The batch size to choose.
     forward_s : float, optional
         Seconds of the whole forward pass, in place of the column of that name.
     assumed : list of str, optional
-        A list to which a phrase is added for each column that a user's CSV lacks.
+        A list to which this function adds a phrase, such as "batch = 1", for each column
+        that a user's CSV lacks.
     device, precision : str, optional
         The device and the precision to choose.
     ranks, threads : int, optional
@@ -283,13 +288,15 @@ def read_profile(
         frame, assumptions = _users_profile(path, needs_forward=needs_forward)
         if assumed is not None:
             assumed.extend(assumptions)
+    # The command has an option for each of these, so they have an entry, even if None.
     wanted = {"network": network, "batch": batch, "ranks": ranks}
-    # These have no option of the command, so that they have no entry unless they are given.
+    # The command has no option for these, so they have no entry unless they are given.
     without_option = {"device": device, "precision": precision, "threads": threads}
     for key, value in without_option.items():
         if value is not None:
             wanted[key] = value
-    # An assumption is a phrase such as "batch = 1".
+    # An assumption is a phrase such as "batch = 1". Each names a column that the file
+    # lacks.
     absent = {phrase.partition(" = ")[0] for phrase in assumptions}
     # The option for the ranks of a profile is --profile-ranks, because --ranks chooses the
     # ranks between which messages were measured.
@@ -310,6 +317,7 @@ def read_profile(
         forward_s=frame["forward_s"].to_numpy(),
         backward_s=frame["backward_s"].to_numpy(),
         flops=frame["flops"].to_numpy(),
+        # All rows have the same time of the update.
         update_s=float(frame["update_s"].iloc[0]),
         dtype=_types_of(frame),
     )
@@ -319,8 +327,9 @@ def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
     """Return the rows of a profile with ``forward_s`` as the time of the forward pass.
 
     The first tensor gets the whole time and the others get 0, because only the sum of
-    the column counts for a plan.
+    the column counts for a plan. Raises UserError unless the time is finite and above 0.
     """
+    # Written so that NaN, of which every comparison is false, is refused, too.
     if not 0 < forward_s < math.inf:
         raise UserError(f"forward_s is {forward_s}: must be a time above zero")
     others_s = [0.0] * (len(frame) - 1)
@@ -328,8 +337,12 @@ def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
 
 
 def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
-    """Raise UserError if the rows of one profile have impossible times."""
+    """Raise UserError if the rows of one profile have impossible times.
+
+    ``frame`` was read by the schema, which has refused negative numbers and NaN.
+    """
     for name in ("forward_s", "backward_s"):
+        # The sum is 0 only if all times are.
         if not frame[name].sum() > 0:
             raise UserError(
                 f"{path}: column {name}: all times are zero: measure the layers again"
@@ -340,9 +353,9 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
 
 
 def _types_of(frame: DataFrame) -> tuple[str, ...]:
-    """Return the type of each gradient of a profile, () if a type is not known.
+    """Return the type of each gradient of a profile, such as "fp32".
 
-    An unknown type is "" in the table.
+    A type that is not known is "" in the table. If there is such a type, the result is ().
     """
     types = tuple(frame["dtype"])
     return types if all(types) else ()
@@ -352,32 +365,37 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     """Return a user's CSV with all columns of ``layers``, and the assumptions.
 
     An assumption is a phrase such as "batch = 1", one for each column that the file
-    lacks. Without ``needs_forward`` it may also lack the column forward_s, which is then
-    0 for the caller to replace, and is no assumption.
+    lacks. Without ``needs_forward`` the file may also lack the column forward_s. This
+    column is then 0 for the caller to replace, and is no assumption. Raises UserError for
+    a file that is no such table.
     """
+    # The cells of the file as text.
     sheet = read_sheet(files.read_text(path), str(path))
     lacks_forward = "forward_s" not in sheet.header
     # A file with times of backward is taken for a profile that lacks only the times of
-    # forward. Any other file is refused by the schema, below.
+    # forward, and gets this advice. Any other file without these columns is refused by the
+    # schema, below.
     if needs_forward and lacks_forward and "backward_s" in sheet.header:
         advice = advice_on_missing_column("forward_s", sheet.header)
         raise UserError(
             f"{path}: has no column forward_s, the time of the forward pass of each "
             f"tensor: give the time of the whole pass with --forward-s, or {advice}"
         )
-    # What fills the cells of a column that the file lacks, except of columns that follow
-    # from others. The network is called after the file.
+    # What fills the cells of each column that the file lacks, except for the columns that
+    # follow from others. The network is called after the file.
     cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
     if not needs_forward:
         cells["forward_s"] = "0"
     # The placeholders, for columns that follow from others, are replaced right below.
+    # `exact=False` lets a user's file have further columns, which are ignored.
     frame = _schema_with_defaults({**cells, **_PLACEHOLDERS}).frame(sheet, exact=False)
     if "layer" not in sheet.header:
         frame["layer"] = frame["tensor"]
     if "parameters" not in sheet.header:
         # The quotient, rounded up: -(-x // y).
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
-    # In words, the columns that follow from others are described by them.
+    # What each column is assumed to be, in words. The columns that follow from others are
+    # described by these others.
     assumed = {
         **cells,
         "layer": "its tensor",
@@ -395,9 +413,10 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
 def _schema_with_defaults(defaults: Mapping[str, str]) -> Schema:
     """Return the schema of a table ``layers`` in which more columns may be missing.
 
-    ``defaults`` has the text of the cells of each column that a file may lack.
+    ``defaults`` has, for each of these columns, the text that fills its cells.
     """
     schema = SCHEMAS["layers"]
+    # A column without an entry keeps its own default, which may be none.
     columns = [
         replace(column, default=defaults.get(column.name, column.default))
         for column in schema.columns
@@ -428,7 +447,7 @@ def profile_frame(
     """
     from pandas import DataFrame
 
-    # The attributes of a profile have the names of columns.
+    # The attributes of a profile have the names of the other columns.
     values = {
         **vars(profile),
         "precision": precision,
@@ -436,7 +455,7 @@ def profile_frame(
         "threads": threads,
         "dtype": profile.dtype or [""] * len(profile.tensor),
     }
-    # In the order of the schema. A single value is repeated in each row.
+    # The columns are in the order of the schema. A single value is repeated in each row.
     return DataFrame({name: values[name] for name in SCHEMAS["layers"].names})
 
 
@@ -446,13 +465,13 @@ def read_copy_s_per_byte(path: Path) -> float:
     Parameters
     ----------
     path : Path
-        A table ``copies``.
+        A table ``copies`` of measured times.
 
     Returns
     -------
     float
-        The median over the copies of one size: the measured size that is nearest to the
-        size of a bucket of PyTorch's DistributedDataParallel.
+        The median over the copies of one size in s/B. The size is the measured one that
+        is nearest to the size of a bucket of PyTorch's DistributedDataParallel.
 
     Raises
     ------
@@ -460,7 +479,7 @@ def read_copy_s_per_byte(path: Path) -> float:
         If the table has no copies within a memory.
     """
     rows = load_table(path, "copies")
-    # Copies within one memory: of the host, or of a device.
+    # Copies within one memory: of the host ("memcpy"), or of a device ("d2d").
     rows = rows[rows["copy"].isin(["memcpy", "d2d"])]
     if rows.empty:
         raise UserError(f"{path}: no copies in memory: run ddlkit measure copies again")
@@ -498,10 +517,12 @@ def read_timeline(
     UserError
         If the table is wrong, or has no such timeline, several, or too many spans.
     """
+    # Only recorded tables have a stamp.
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
-        # A pack holds several tables in one file, so it is no timeline.
+        # A pack holds several tables in one file, so it is no timeline. `exact=False` lets
+        # a user's file have further columns, which are ignored.
         refuse_pack(path)
         frame = SCHEMAS["timeline"].read(files.read_text(path), str(path), exact=False)
     if case is None:
@@ -518,9 +539,10 @@ def read_timeline(
 def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
     """Raise UserError if a timeline has several cases, with what is known of each case.
 
-    A recorded table timeline-x.csv.gz has its cases in the table runs-x.csv beside it.
-    If there is none, nothing is known of the cases but their keys. Nothing is raised
-    then: `choose` refuses the timeline later.
+    A case is what was run: a network, a plan, a number of ranks and so on. The table
+    runs-x.csv beside a recorded table timeline-x.csv.gz describes its cases. Without that
+    table nothing is raised here, because nothing is known of the cases but their keys.
+    `choose` refuses such a timeline later.
     """
     keys = frame["case"].drop_duplicates().tolist()
     name = path.name.removesuffix(".gz").replace("timeline", "runs", 1)
@@ -528,6 +550,7 @@ def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
     if len(keys) < 2 or not is_stamped(runs_path):
         return
     runs = load_table(runs_path, "runs").drop_duplicates("case").set_index("case")
+    # A case that the table of runs lacks is left out of the list.
     described = []
     for key in keys:
         if key in runs.index:
@@ -565,6 +588,7 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
         If the table has no times of `SELECTOR` at that density.
     """
     rows = _selector_rows([path])
+    # If the density is None, this refuses a table with several densities.
     rows, _ = choose(rows, ("density",), {"density": density}, path)
     return _median_times(rows)
 
@@ -583,17 +607,21 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     Returns
     -------
     SelectionCost
-        The cost in the file of JSON, or the median times at all densities in the tables.
+        The cost in the file of JSON, or the median times of the operation `SELECTOR` at
+        all densities in the tables.
 
     Raises
     ------
     UserError
-        If the density is not between those of the tables.
+        If a file is wrong, if `SELECTOR` was not measured, or if the density is not
+        between those of the tables.
     """
     # One file of JSON is a cost that was described. Anything else is measured times.
     if [path.suffix for path in paths] == [".json"]:
+        # The second argument ends the error for a file that is not JSON.
         described = read_json(paths[0], "a selection cost, or give tables")
         return from_dict(described, SELECTION_FORMS)
+    # Tables may have several operations that select. Only the rows of `SELECTOR` count.
     rows = _selector_rows(expand_tables([*paths]))
     measured_densities = sorted(set(rows["density"]))
     if not measured_densities[0] <= density <= measured_densities[-1]:
@@ -607,9 +635,9 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
-    Times depend on how the values are distributed. Only rows with normally distributed
-    values are returned, because gradients are assumed to be so. Raises UserError if
-    there are none.
+    Times depend on how the values are distributed from which the largest are selected.
+    Only rows with normally distributed values are returned, because gradients are assumed
+    to be so. Raises UserError if there are no such rows.
     """
     import pandas as pd
 
@@ -621,10 +649,13 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
 
 
 def _median_times(rows: DataFrame) -> SelectionTimes:
-    """Return the median times of the sizes that were measured at every density."""
+    """Return the median times of the sizes that were measured at every density.
+
+    ``rows`` are rows of tables ``selection``. A size is a number of elements.
+    """
     medians = rows.groupby(["density", "elements"])["seconds"].median()
-    # A row for each density and a column for each size. A size that lacks a density is
-    # dropped.
+    # A row for each density and a column for each size. A size that was not measured at
+    # some density is dropped.
     by_density_and_size = medians.unstack().dropna(axis=1)
     return SelectionTimes(
         elements=by_density_and_size.columns.to_numpy(float),
@@ -674,17 +705,21 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     # Several ranks that read or copy at once share a disk or a bus, so only rows of one
     # rank count. Ranks that decode share nothing, so rows of any number of ranks count.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
-    # Only rows that read, decode or copy in the way in which training does.
+    # Only rows that read, decode or copy in the way in which training does. Each way
+    # belongs to one quantity only.
     rows = rows[rows["how"].isin(AS_TRAINING_DOES.values())]
     # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
     # file for each picture.
     rows = rows[rows["stored"] != "raw"]
+    # In a row, `batch` pictures took `seconds`.
     seconds_of_one_picture = rows["seconds"] / rows["batch"]
+    # The median of each quantity, such as "decode".
     medians_s = seconds_of_one_picture.groupby(rows["quantity"]).median()
     if medians_s.empty:
         raise UserError(
             f"{path}: no reading, decoding or copying: give inputs-alone-*.csv"
         )
+    # `INPUTS` has the tasks, such as "decode_s", each with its quantity in the table.
     return {
         task: batch * float(medians_s[quantity])
         for task, quantity in INPUTS.items()

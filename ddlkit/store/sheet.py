@@ -145,7 +145,8 @@ def check_cells(text: str, separators: str, file: str) -> None:
     text : str
         The content of a file.
     separators : str
-        The characters that end cells, such as a comma and a newline.
+        The characters that end cells, one after the other, such as a comma and a
+        newline.
     file : str
         The file, as errors name it.
 
@@ -214,11 +215,13 @@ def read_sheet(text: str, file: str) -> Sheet:
         raise UserError(
             f"{file}: is JSON, but a CSV table with a header line is needed here"
         )
-    check_cells(text, ",\n", file)
+    check_cells(text, separators=",\n", file=file)
+    # `newline=""` keeps line breaks as they are, and `strict` refuses wrong quotes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         header = tuple(name.strip() for name in next(reader))
-        # Each row comes with the number of its line in the file, for error messages.
+        # Each row comes with the number of its line in the file, for error messages. An
+        # empty line is an empty row.
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(
@@ -238,7 +241,7 @@ def read_sheet(text: str, file: str) -> Sheet:
 
 
 def _refuse_wrong_header(header: Sequence[str], file: str) -> None:
-    """Raise UserError if a header has no names, or too many."""
+    """Raise UserError if a header has no names, or more than `MOST_COLUMNS`."""
     problem = ""
     if not any(header):
         problem = "empty"
@@ -318,6 +321,7 @@ class Column:
         cells = [row[position] for row in sheet.rows]
         if self.renamed_values:
             cells = [self.renamed_values.get(cell, cell) for cell in cells]
+        # How cells of this kind, such as "int", are read.
         kind = _KINDS[self.kind]
         parse = kind.parse
         values = np.empty(len(cells), kind.dtype)
@@ -325,12 +329,14 @@ class Column:
             try:
                 values[row] = parse(cell)
             except (ArithmeticError, ValueError):
-                # Decimal raises the former, and an integer beyond 64 bits does so, too.
+                # Decimal raises an ArithmeticError for a cell that is no number, and numpy
+                # for an integer beyond 64 bits. Other types raise ValueError.
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
                 else:
                     problem = f"is empty: {self._advice_if_empty()}"
                 sheet.fail(row, self.name, problem)
+        # For each rule, which of the values break it.
         for is_wrong, rule in self.broken_rules(values, is_users_own=is_users_own):
             if is_wrong.any():
                 # argmax returns the first True.
@@ -343,7 +349,8 @@ class Column:
         # A file may lack a column that has a default, and no other column.
         if self.default is None:
             return "write its value"
-        # Other defaults may follow from other columns, so that they are no advice.
+        # Any other default than 0 may stand in for a value that follows from other
+        # columns, so it is no advice.
         value = "0" if self.default == "0" else "its value"
         return f"write {value}, or leave the whole column out"
 
@@ -385,7 +392,7 @@ class Column:
         is_wrong : ndarray of bool, shape (rows,)
             Which values break the rule.
         rule : str
-            What such a value must be, in words that follow "it".
+            What a value must be, in words that follow "it", such as "must be above zero".
         """
         if self.kind == "str":
             is_printable = np.array([text.isprintable() for text in values], bool)
@@ -402,6 +409,7 @@ class Column:
             is_tiny = (magnitude < LEAST) & (magnitude > 0)
             yield magnitude > most, f"must be at most {most:g}"
             least = f"at least {LEAST:g}"
+            # Columns of positive values are the only ones that refuse 0.
             if self.check != "positive":
                 least = f"0 or {least}"
             yield is_tiny, f"must be {least}"
@@ -468,9 +476,10 @@ class Schema:
         tell the line of a mistake. Its table is returned only if the text is certainly
         right. Otherwise `frame` reads the text, and says what is wrong if something is.
         """
-        check_cells(text, ",\n", file)
+        check_cells(text, separators=",\n", file=file)
         try:
             return self._read_by_pandas(text, is_users_own=not exact)
+        # Any of these says that the text is not certainly right.
         except (KeyError, ValueError, OverflowError):
             return self.frame(read_sheet(text, file), exact=exact)
 
@@ -484,6 +493,8 @@ class Schema:
         """
         import pandas as pd
 
+        # A quoted name stays in quotes here, so that it is no column of the schema and
+        # `frame` reads the text.
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
@@ -495,6 +506,7 @@ class Schema:
         # If the first row is longer than the header, pandas uses the first cells of all
         # rows as labels.
         has_labels = not isinstance(frame.index, pd.RangeIndex)
+        # No text without rows is right.
         if has_labels or frame.empty:
             raise ValueError
         if not _has_whole_rows(text, len(frame), len(header)):
@@ -506,16 +518,21 @@ class Schema:
             elif column.renamed_values:
                 frame[column.name] = frame[column.name].replace(column.renamed_values)
             self._refuse_broken(column, frame[column.name], is_users_own=is_users_own)
+        # No two rows may agree in all columns of the key.
         if self.key and frame.duplicated(list(self.key)).any():
             raise ValueError
-        # Most files have the columns in order already, and need no copy.
+        # Most files have the columns in the order of the schema, and need no copy.
         if tuple(frame.columns) == self.names:
             return frame
         return frame[list(self.names)]
 
     @staticmethod
     def _refuse_broken(column: Column, values: Any, *, is_users_own: bool) -> None:
-        """Raise ValueError if some of the values, a pandas Series, breaks a rule."""
+        """Raise ValueError if some of the values breaks a rule of the column.
+
+        ``values`` is a pandas Series. ``is_users_own`` says whether the values are from a
+        user's own file, to which more rules apply.
+        """
         # Recorded tables repeat each text many times, so only distinct ones are checked.
         checked = values.unique() if column.kind == "str" else values
         rules = column.broken_rules(np.asarray(checked), is_users_own=is_users_own)
@@ -548,6 +565,7 @@ class Schema:
         """
         from pandas import DataFrame
 
+        # Earlier names of columns are replaced by the present ones.
         sheet = replace(sheet, header=self._current_names(sheet.header))
         for position, name in enumerate(sheet.header):
             if name in sheet.header[:position]:
@@ -575,7 +593,11 @@ class Schema:
         return frame
 
     def _refuse_other_kind(self, sheet: Sheet) -> None:
-        """Raise UserError for a sheet that lacks most of the columns that are needed."""
+        """Raise UserError for a sheet that lacks more than half of the needed columns.
+
+        Such a file is probably a table of another kind. A column without a default is
+        needed.
+        """
         needed = [column.name for column in self.columns if column.default is None]
         missing = [name for name in needed if name not in sheet.header]
         if 2 * len(missing) > len(needed):
@@ -586,22 +608,27 @@ class Schema:
             )
 
     def _refuse_duplicate(self, sheet: Sheet, frame: DataFrame) -> None:
-        """Raise UserError for the first row whose key an earlier row has."""
+        """Raise UserError for the first row whose key an earlier row has.
+
+        ``frame`` has the values of ``sheet``, in which the error names the row.
+        """
         keys = frame[list(self.key)]
         is_duplicate = keys.duplicated().to_numpy()
         if is_duplicate.any():
             # argmax returns the first True.
             row = int(np.argmax(is_duplicate))
             key_in_words = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            # The error has to name one column, but its text has the whole key.
             sheet.fail(row, self.key[-1], f"there is an earlier row of {key_in_words}")
 
     def _current_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
         """Return a header in which earlier names of columns are replaced by present ones.
 
         An earlier name stays if the header has the present name as well, because it then
-        names another column: "in_flight" was the earlier name of "messages_per_sample",
-        and is now the name of a column of its own.
+        names another column. For example, "in_flight" was the earlier name of
+        "messages_per_sample", and is now the name of another column.
         """
+        # The present name for each earlier name.
         current_names = dict(self.aliases)
         # The names in the header that are not earlier names of any column.
         already_current = {name for name in header if name not in current_names}
@@ -644,6 +671,8 @@ def advice_on_missing_column(name: str, header: Sequence[str]) -> str:
     >>> advice_on_missing_column("backward_s", ["tensor", "backward_ms"])
     'convert the column backward_ms to seconds, and rename it backward_s'
     """
+    # The name "backward_s" is that of the quantity "backward" in the unit "s". A name
+    # such as "seconds" is a unit alone, and has an empty quantity and separator.
     quantity, separator, unit = name.rpartition("_")
     for other_unit in _OTHER_UNITS.get(unit, ()):
         for present in header:
@@ -678,13 +707,15 @@ def kind_in_words(kind: str) -> str:
     Parameters
     ----------
     kind : str
-        The name of a schema. It may have an article, as in "a layer-wise trace".
+        The name of a schema, such as "layers". Schemas of files that other programs write
+        may have a phrase with an article as their name, such as "a layer-wise trace".
 
     Returns
     -------
     str
         A phrase such as "a layer profile".
     """
+    # Such a name is a phrase already.
     if kind.startswith(("a ", "the ")):
         return kind
     return _KINDS_IN_WORDS.get(kind, f"a table of {kind}")
@@ -699,7 +730,8 @@ def _parsed_by_pandas(
     """
     import pandas as pd
 
-    # Before 3.1, pandas reads floats with an error in the last digit by default.
+    # Before version 3.1, pandas by default reads some floats with an error in the last
+    # digit.
     options: dict[str, Any] = {}
     major, minor, *_ = pd.__version__.split(".")
     if (int(major), int(minor)) < (3, 1):
@@ -733,11 +765,14 @@ def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
     ``"a"b``. The text is therefore trusted only if quotes enclose whole cells, and if it
     has exactly the commas of a header and full rows outside of quoted cells.
     """
+    # The text without its quoted cells, whose commas separate nothing.
     unquoted = text
     if '"' in text:
         unquoted = _QUOTED_CELL.sub(r"\1", text)
+    # A quote that is left does not enclose a whole cell.
     if '"' in unquoted:
         return False
+    # Each line has one comma less than cells.
     rows_and_header = rows + 1
     return unquoted.count(",") == rows_and_header * (columns - 1)
 
@@ -748,16 +783,16 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     Parameters
     ----------
     frame : DataFrame
-        The table. Columns that the schema does not require may be missing.
+        The table. Columns that have a default in the schema may be missing.
     schema : Schema
-        What kind of table this is.
+        The kind of table.
     file : str
         The file that will be written, as errors name it.
 
     Returns
     -------
     str
-        The text, with floats to the last digit.
+        The text, with the columns in the order of the schema and floats to the last digit.
 
     Raises
     ------
@@ -767,6 +802,7 @@ def write_sheet(frame: DataFrame, schema: Schema, file: str) -> str:
     names = [name for name in schema.names if name in frame.columns]
     # Columns that the schema does not have are written, too, and then refused below.
     names += [name for name in frame.columns if name not in names]
+    # `tolist` gives Python's floats, which are written to the last digit.
     columns = [frame[name].tolist() for name in names]
     out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
@@ -784,11 +820,11 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     Parameters
     ----------
     name : str
-        The kind of table.
+        The name of the schema, such as "layers".
     table : dict
-        The description of this kind.
+        The entry of this schema in the file.
     shared : dict
-        The whole file, with all that several kinds share.
+        The whole file, with all that several schemas share.
 
     Returns
     -------
@@ -796,16 +832,17 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
         The schema. What ``table`` says about a column replaces what ``shared`` says.
     """
     columns = []
-    # The first columns of some tables are the key of a measured iteration.
+    # The first columns of some tables are the fields of `Case`, which says what was run.
     if table.get("starts_with_case"):
         columns = [_case_column(case_field) for case_field in fields(Case)]
+    # The kind of each column and what is checked, such as "int positive".
     kinds = _kinds_by_name(shared["columns"])
-    # Columns that have another kind in this table.
+    # Some columns have another kind in this table.
     kinds |= _kinds_by_name(table.get("but", {}))
     # The cells of columns that earlier recordings lack.
     defaults = {**shared["later"], **table.get("later", {})}
     for column in table["columns"].split():
-        # A kind may be followed by a check, as in "int positive".
+        # Without a check, as in "float", the check is "".
         kind, _, check = kinds[column].partition(" ")
         columns.append(
             Column(
@@ -828,7 +865,11 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
 
 
 def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
-    """Return the kind and check of each column, such as "int positive", by its name."""
+    """Return the kind and check of each column, such as "int positive", by its name.
+
+    ``names_by_kind`` has for each kind and check the names of its columns, separated by
+    spaces.
+    """
     kinds = {}
     for kind, names in names_by_kind.items():
         kinds.update(dict.fromkeys(names.split(), kind))
@@ -836,10 +877,10 @@ def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:
 
 
 def _case_column(case_field: Any) -> Column:
-    """Return the column of a field of the dataclass `Case`.
+    """Return the column of a field of the dataclass `Case`, given as `fields` returns it.
 
     A field with "later" in its metadata is younger than some recordings, which lack its
-    column. Only such a column has a default.
+    column. Only such a column has a default, which fills its cells in these recordings.
     """
     default = None
     if case_field.metadata.get("later"):

@@ -108,12 +108,14 @@ def save_table(
     command : sequence of str
         The command that measured the rows.
     machine : mapping, optional
-        The machine on which they were measured. By default it is this one.
+        The machine on which they were measured, as `ddlkit.store.machine.describe`
+        returns it. By default it is this one.
     remark : str, optional
         What else the stamp should say.
     append : bool, optional
         Whether the rows are added to the table that already has this path, if there is
-        one. The stamps of this table so far are kept under "history".
+        one. The new stamp keeps the earlier stamps of this table under "history". By
+        default the rows replace such a table.
 
     Returns
     -------
@@ -134,14 +136,17 @@ def save_table(
         machine = this_machine.describe()
     # No other process may add rows between reading the table and writing it.
     with files.writing_in(directory):
+        # A pack is a file with the rows of many tables, and only `pack` writes it.
         if is_pack(path.name):
             raise UserError(f"{path} is a pack of tables: save under another name")
         history: list[dict[str, Any]] = []
         if append and has_table(path):
+            # The rows of the table with the new ones below them, and its stamps so far.
             frame, history = _appended(path, frame, schema)
+        # The CSV. This raises UserError if the rows break the schema.
         data = write_sheet(frame, schema_named(schema), str(path)).encode()
         if path.suffix == ".gz":
-            # Without the time of compression, equal rows have equal hashes.
+            # gzip would store the time. Without it, equal rows have equal hashes.
             data = gzip.compress(data, mtime=0)
         now = datetime.datetime.now(datetime.timezone.utc)
         stamp = {
@@ -165,11 +170,13 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
     """Write a table and its stamp in the place of those that are there.
 
     Two files cannot be exchanged at once. The new stamp is written first, and contains
-    the stamp of the table that is still there, so that either table has a stamp.
-    ``stamp`` itself gets this entry, "replaces". ``data`` is the new content of the
-    CSV.
+    the stamp of the earlier table, which is still there then. So the earlier table and
+    the new one both have a stamp at any moment. ``data`` is the new content of the CSV,
+    and ``stamp`` is its stamp, to which this function adds the earlier stamp as
+    "replaces".
     """
-    # A table that is not there, or is damaged, has no stamp worth keeping.
+    # If there is no table, or a damaged one, `_verified` raises UserError. There is then
+    # no stamp worth keeping.
     with contextlib.suppress(UserError):
         _, stamp["replaces"] = _verified(path)
     try:
@@ -187,9 +194,11 @@ def _without_folders(word: str) -> str:
     A path below the current folder becomes relative to it. Of any other path, only the
     last name is kept: ``--out=/data/x/runs.csv`` becomes ``--out=runs.csv``.
     """
-    # A path may stand inside other text, such as JSON.
+    # The current folder is removed anywhere in the word, because a path may stand inside
+    # other text, such as JSON.
     word = word.replace(f"{Path.cwd()}/", "")
-    # A path outside begins with / or ../, possibly after an option such as --out=.
+    # A path outside begins with / or ../, possibly after an option such as --out=. The
+    # first group is the option, and the second one the path.
     outside = re.fullmatch(r"(--[\w-]+=)?((?:/|\.\./).*)", word)
     if not outside:
         return word
@@ -200,10 +209,11 @@ def _without_folders(word: str) -> str:
 def _appended(
     path: Path, new: DataFrame, schema: str
 ) -> tuple[DataFrame, list[dict[str, Any]]]:
-    """Return the rows of a table with new ones below them, and the stamps so far.
+    """Return the rows of a table with new ones below them, and the table's stamps so far.
 
-    The stamps are in the order of recording. Raises UserError if the table is of another
-    benchmark version, because rows of two versions do not mean the same.
+    The stamps are in the order of recording, one for each time that rows were added.
+    ``schema`` is the kind of the table. Raises UserError if the table is of another kind,
+    or of another benchmark version, because rows of two versions do not mean the same.
     """
     from pandas import concat
 
@@ -215,12 +225,13 @@ def _appended(
             f"{path}: recorded by benchmark version {version}, this is "
             f"{BENCHMARK_VERSION}: save under a new name"
         )
-    # Reading has given the old rows all columns, but the new ones may lack columns with a
-    # default. Writing and reading the new rows adds these columns.
+    # The old rows have all columns of the schema, because they were read. The new ones may
+    # lack columns with a default. Writing and reading the new rows adds these columns.
     schema_of_table = schema_named(schema)
     new_text = write_sheet(new, schema_of_table, str(path))
     new_with_all_columns = schema_of_table.read(new_text, str(path))
-    # The history is a flat list: the stamp that joins it must not contain one itself.
+    # The history is a list of stamps that have no history themselves. So the earlier
+    # history is taken out of the table's stamp, which then becomes its last entry.
     history = stamp.pop("history", [])
     rows = concat([old, new_with_all_columns], ignore_index=True)
     return rows, [*history, stamp]
@@ -247,6 +258,7 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
         If the path is a directory, one of the sources, a recorded table or its stamp.
     """
     path = Path(path)
+    # A path such as "/" has no name.
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     # Two paths may name one file by way of links.
@@ -263,10 +275,11 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
 def _is_recorded(path: Path) -> bool:
     """Return whether a path is of a recorded table, of a stamp, or of a pack in use.
 
-    A stamp is the JSON file that lies next to a recorded table. A pack is a file with the rows of many
-    tables, whose stamps are together in one file.
+    A stamp is the JSON file that lies next to a recorded table. A pack is a file with the
+    rows of many tables, whose stamps are together in one file.
     """
     if path.suffix == ".json" and os.path.isfile(path):
+        # The result is None for JSON that is no stamp.
         is_stamp = _read_stamp(path) is not None
         if is_stamp:
             return True
@@ -286,7 +299,7 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
     Parameters
     ----------
     path : Path or str
-        The path of the table, loose or packed.
+        The path of the table, which is a file of its own (loose) or a part of a pack.
     schema : str, optional
         The kind of table that is expected. By default every kind is taken.
 
@@ -302,8 +315,8 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
         after it was recorded.
     """
     path = Path(path)
+    # The packed table of this path, or None if the table has a file of its own.
     part = _part_of(path)
-    # A table that is not in a pack has a file of its own.
     if part is None:
         data, stamp = _verified(path)
         _check_kind(path, stamp, schema)
@@ -321,7 +334,10 @@ def load_table(path: Path | str, schema: str | None = None) -> DataFrame:
 
 
 def _check_kind(path: Path, stamp: Mapping[str, Any], schema: str | None) -> None:
-    """Raise UserError if a table is of another kind than ``schema``, unless that is None."""
+    """Raise UserError if the table of a stamp is of another kind than ``schema``.
+
+    If ``schema`` is None, every kind is taken.
+    """
     kind = stamp["schema"]
     if schema is not None and schema != kind:
         raise UserError(
@@ -336,13 +352,14 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
     Parameters
     ----------
     path : Path or str
-        The path of the table, loose or packed.
+        The path of the table, which is a file of its own (loose) or a part of a pack.
 
     Returns
     -------
     dict
-        The stamp: "schema", "benchmark_version", "command", "machine", "versions",
-        "commit", "time", "remark", "rows", "sha256" and "history".
+        The stamp, which the caller may change. Its keys are "schema",
+        "benchmark_version", "command", "machine", "versions", "commit", "time", "remark",
+        "rows", "sha256" and "history".
 
     Raises
     ------
@@ -350,12 +367,13 @@ def load_stamp(path: Path | str) -> dict[str, Any]:
         If there is no such table, or if its file was changed after it was recorded.
     """
     path = Path(path)
+    # The packed table of this path, or None if the table has a file of its own.
     part = _part_of(path)
     if part is None:
         _, stamp = _verified(path)
         return stamp
-    # Reading the pack verifies its hash. The text is not needed. With the state of the file
-    # as further arguments, the cache reads a pack again that has changed.
+    # Reading the pack verifies its hash. The text that is returned is not needed. With the
+    # state of the file as further arguments, the cache reads a pack again that has changed.
     _pack_text(part.pack, part.pack_sha256, *_file_state(part.pack))
     # Parts are cached, so a caller that changes the stamp must have a copy.
     return copy.deepcopy(part.stamp)
@@ -383,13 +401,14 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
         Where to look.
     pattern : str, optional
         A pattern of the names of tables. What stands before its last slash, if any, is a
-        pattern of the folders to search instead, as in ``**/layers*.csv*``. Without a
-        slash, only ``folder`` itself is searched.
+        pattern of the folders to search within ``folder``, as in ``**/layers*.csv*``.
+        Without a slash, only ``folder`` itself is searched.
 
     Returns
     -------
     list of Path
-        The sorted paths of all CSV that match, recorded or not. Packs are left out.
+        The sorted paths of all files that match, recorded or not, and of all packed
+        tables that match. The files of packs and hidden files are left out.
     """
     folder = Path(folder)
     folders: Iterable[Path] = [folder]
@@ -400,10 +419,11 @@ def list_tables(folder: Path | str, pattern: str = "*.csv*") -> list[Path]:
     # A table that is both loose and packed is listed once.
     tables: set[Path] = set()
     for searched in folders:
-        # Packed tables have no files, so `glob` does not find them.
+        # Packed tables have no files, so `glob` does not find them. `packed` has their
+        # names.
         names = fnmatch.filter(packed(searched), name_pattern)
         for path in searched.glob(name_pattern):
-            # Such as the temporary file of a table that is being written.
+            # The temporary file of a table that is being written is hidden, for example.
             is_hidden = path.name.startswith(".")
             if not is_hidden and not is_pack(path.name):
                 names.append(path.name)
@@ -417,16 +437,19 @@ def expand_tables(paths: list[Path]) -> list[Path]:
     Parameters
     ----------
     paths : list of Path
-        Paths as a user gives them. A shell cannot expand a pattern of packed tables.
+        Paths as a user gives them. The last name of each may be a pattern such as
+        "layers*.csv". A shell cannot expand a pattern of packed tables, which have no
+        files of their own.
 
     Returns
     -------
     list of Path
-        The paths. A pattern that matches nothing stays.
+        The paths. A pattern that matches nothing stays as it is.
     """
     expanded = []
     for path in paths:
         matches = []
+        # One of the characters *, ? and [ makes a name a pattern.
         is_pattern = re.search(r"[*?[]", path.name)
         if is_pattern:
             matches = list_tables(path.parent, path.name)
@@ -445,14 +468,17 @@ def machines_in(folder: Path) -> set[str]:
     Returns
     -------
     set of str
-        The names. The set is empty if no table is recorded there.
+        The names. The set is empty if no table is recorded there. A machine without a
+        name in the stamp is "".
     """
+    # The stamps of packed tables are in one file, and loose tables have one each.
     stamps = [part.stamp for part in packed(folder).values()]
     for path in list_tables(folder):
         # A path without a file is a packed table.
         if not path.exists():
             continue
         stamp = _read_stamp(_stamp_path(path))
+        # A user's own CSV has no stamp.
         if stamp is not None:
             stamps.append(stamp)
     return {str(stamp["machine"].get("name", "")) for stamp in stamps}
@@ -496,7 +522,7 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
     """Return the stamp in a file.
 
     The result is None if there is no such file, or if the file is empty or has JSON that
-    is no stamp.
+    is no stamp. Raises UserError if the file is not JSON, or if the stamp is damaged.
     """
     if not os.path.lexists(path):
         return None
@@ -505,13 +531,17 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
         stamp = parse_json(files.read(path).decode() or "null")
     except ValueError as error:
         raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
+    # JSON of a user may lie beside a CSV. Without a hash it is no stamp.
     if not isinstance(stamp, dict) or "sha256" not in stamp:
         return None
     return _checked_stamp(stamp, path)
 
 
 def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the stamp itself, or raise UserError if an entry is missing or wrong."""
+    """Return the stamp itself, or raise UserError if an entry is missing or of a wrong type.
+
+    ``path`` is the file of the stamp, as the error names it.
+    """
     for key, required in _STAMP_TYPES.items():
         if not isinstance(stamp.get(key), required):
             problem = f"damaged stamp (its {key} is no {required.__name__})"
@@ -522,17 +552,20 @@ def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose table, and the stamp that has their hash.
 
-    Another process may be exchanging the table at the same time, and one of the two
-    files can then be newer than the other. So a table without a matching stamp counts as
-    damaged only if its bytes are still the same when they are read again.
+    Another process may be exchanging the table and its stamp at the same time, and one of
+    these two files can then be newer than the other. So a table without a matching stamp
+    counts as damaged only if its bytes are still the same when they are read again.
+    Raises UserError if the table has no stamp, or counts as damaged.
     """
+    # None lets the loop begin, because no bytes are equal to it.
     data_of_last_try = None
     data = files.read(path)
     # Try again as long as the file changes.
     while data != data_of_last_try:
         stamp = _read_stamp(_stamp_path(path))
         if stamp is None:
-            # A pack has no such stamp. `refuse_pack` names the tables that a pack holds.
+            # A pack has no such stamp. `refuse_pack` raises an error that names the tables
+            # in the pack, and does nothing for any other file.
             refuse_pack(path)
             raise UserError(
                 f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
@@ -596,15 +629,17 @@ def is_pack(name: str) -> bool:
     Returns
     -------
     bool
-        True of the two examples, but not of "layers-x.csv.gz", which is a table.
+        True for the two examples and for `STAMPS`, but not for "layers-x.csv.gz", which
+        is a table. The name alone decides, whether or not there is such a file.
     """
+    # "layers.2.csv.gz" is the second pack of the schema "layers".
     kind, _, extension = name.partition(".")
     has_name_of_pack = re.fullmatch(r"(\d+\.)?csv\.gz", extension) is not None
     return name == STAMPS or (kind in SCHEMAS and has_name_of_pack)
 
 
 def packed(folder: Path) -> dict[str, Part]:
-    """Return the packed tables of a folder: those whose rows are in a pack of many tables.
+    """Return the tables of a folder whose rows are in a pack, a file of many tables.
 
     Parameters
     ----------
@@ -643,6 +678,7 @@ def refuse_pack(path: Path) -> None:
     UserError
         If the file is a pack. The error names some of its tables.
     """
+    # The names of the tables in this file, of which there are none unless it is a pack.
     parts = [name for name, part in packed(path.parent).items() if part.pack == path]
     if not parts:
         return
@@ -670,11 +706,11 @@ def _part_of(path: Path) -> Part | None:
 
 
 def _file_state(path: Path) -> tuple[int, ...]:
-    """Return the time, size and inode of a file, or () if there is no file.
+    """Return the time, size and inode of a file, or () if there is no such file.
 
-    The three numbers change when the file is exchanged. Cached functions take them as
-    further arguments, which they do not use. The cache then has an entry for each state
-    of a file, so a file that was exchanged is read again.
+    At least one of the three numbers changes when the file is exchanged. Cached functions
+    take them as further arguments, which they do not use. The cache then has an entry for
+    each state of a file, so a file that was exchanged is read again.
     """
     try:
         status = path.stat()
@@ -688,16 +724,18 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
     """Return the packed tables in a file of stamps, by their names.
 
     A line of the file is JSON of one of two kinds: the hash of a pack, or the stamp of a
-    packed table ("part"). The line of a pack comes before the lines of its parts.
-    ``_file_state`` only makes the cache read a file again that has changed.
+    packed table, which is called a part of its pack. The line of a pack comes before the
+    lines of its parts. ``_file_state`` only makes the cache read a file again that has
+    changed. Raises UserError if a line is damaged.
     """
+    # The hash of each pack by the name of its file.
     pack_sha256: dict[str, str] = {}
     parts = {}
     for line_number, line in enumerate(files.read_text(path).splitlines(), 1):
         try:
             entry = json.loads(line)
             pack_name = entry["pack"]
-            # A line without a part is the line of a pack.
+            # A line without a part is the line of a pack. It has only the hash.
             if "part" not in entry:
                 pack_sha256[pack_name] = str(entry["sha256"])
                 continue
@@ -720,17 +758,18 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
 
 
 def _packed_rows(name: str, part: Part) -> DataFrame:
-    """Return the rows of a packed table, numbered from 0.
+    """Return the rows of a packed table, with an index from 0.
 
     ``name`` is the name of the table, and ``part`` says in which pack its rows are.
     """
+    # All rows of the pack, and for each table where its rows are.
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
     # A table without rows has none in the pack.
     no_rows = slice(0)
     frame = rows.iloc[slices.get(name, no_rows)]
-    # This takes a fifth of the time of reset_index.
+    # This numbers the rows from 0 in a fifth of the time of reset_index.
     frame.index = range(len(frame))
     return frame
 
@@ -742,18 +781,20 @@ def _rows_of_pack(
     """Return all rows of a pack, and the slice of rows of each table by its name.
 
     ``path`` and ``sha256`` are those of the pack, and ``kind`` is the schema of its
-    tables. Values are checked again, but not whether rows have equal keys: `save_table`
+    tables. Values are checked again, but not whether rows have equal keys. `save_table`
     has refused such rows, and the hash shows that the rows have not changed since.
     ``file_state`` only makes the cache read a file again that has changed.
     """
     schema = schema_named(kind)
+    # A pack has one more column, and without a key, no keys are compared.
     schema = replace(schema, columns=(PART, *schema.columns), key=())
     text = _pack_text(path, sha256, *file_state)
     frame = schema.read(text, str(path))
     # The rows of a table follow one another, and the column "part" names their table. So
     # a table begins where that name changes.
     names = frame["part"].to_numpy(object)
-    # For each row, whether it is the first one of a table.
+    # For each row, whether it is the first one of a table: the first row of all, and each
+    # row whose name differs from that of the row before.
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
     ends = [*starts[1:], len(names)]
@@ -814,11 +855,15 @@ def pack(folder: Path) -> list[Path]:
     with files.writing_in(folder):
         # Complete what an earlier call has begun, if it was killed.
         _remove_replaced(folder)
+        # All packed tables by name: those of existing packs, and then the new ones.
         parts = packed(folder)
         packed_now: list[Path] = []
+        # The third item of the key only keeps packs apart that have equal schemas and
+        # headers.
         for (kind, header, _), tables in _tables_to_pack(folder).items():
             packed_now += tables
             parts = {**parts, **_write_pack(folder, kind, header, tables)}
+        # Without a new pack, the file of stamps stays as it is.
         if packed_now:
             # The new packs are on the disk. They are listed in the file of stamps, and only
             # then do the loose files go.
@@ -833,7 +878,8 @@ def _tables_to_pack(
     """Return which loose tables of a folder go into which new pack.
 
     The result is {(schema, header, pack number): {path of a table: its lines}}. The lines
-    are those of the rows, without the header.
+    are those of the rows, without the header, because a pack has one header for all of
+    its tables.
     """
     new_packs: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
     characters_so_far = 0
@@ -867,23 +913,26 @@ def _text_of(path: Path) -> tuple[str, dict[str, Any]]:
 def _write_pack(
     folder: Path, kind: str, header: str, tables: dict[Path, list[str]]
 ) -> dict[str, Part]:
-    """Write tables of one schema and header as a new pack.
+    """Write tables of one schema and header as a new pack, a file of many tables.
 
     ``kind`` is the schema, and ``tables`` has the lines of each table by its path,
-    without the header. Returns the packed tables by their names.
+    without the header. Returns the packed tables by their names. Each keeps its stamp,
+    which says where its rows come from. The files of the tables stay for the time being.
     """
     pack_path = _free_pack_path(folder, kind)
+    # Each row begins with the name of its table, in the column "part".
     lines = [f"part,{header}"]
     for path, rows in tables.items():
         lines += [f"{path.name},{row}" for row in rows]
     pack_text = "\n".join([*lines, ""])
-    # Without the time of compression, equal rows have equal hashes.
+    # gzip would store the time. Without it, equal rows have equal hashes.
     pack_data = gzip.compress(pack_text.encode(), mtime=0)
     files.atomic_write(pack_path, pack_data)
     pack_sha256 = _sha256(pack_data)
     parts = {}
     for path in tables:
-        # The loose file is read again for its stamp and for the hash of its text.
+        # ``tables`` has neither the stamp nor the whole text, so the file of the table is
+        # read again for its stamp and for the hash of its text.
         table_text, stamp = _text_of(path)
         text_sha256 = _sha256(table_text.encode())
         parts[path.name] = Part(
@@ -896,7 +945,10 @@ def _write_pack(
 
 
 def _free_pack_path(folder: Path, kind: str) -> Path:
-    """Return the first of KIND.csv.gz, KIND.2.csv.gz and so on that does not exist."""
+    """Return the first of KIND.csv.gz, KIND.2.csv.gz and so on that does not exist.
+
+    These are the names of the packs of the schema ``kind`` in a folder.
+    """
     path = folder / f"{kind}.csv.gz"
     number = 1
     while path.exists():
@@ -906,7 +958,11 @@ def _free_pack_path(folder: Path, kind: str) -> Path:
 
 
 def _write_index(path: Path, parts: dict[str, Part]) -> None:
-    """Write a line for each pack, with its hash, then a line for each part."""
+    """Write the file of stamps: a line for each pack with its hash, then one for each part.
+
+    ``path`` is the file, and ``parts`` are the packed tables by their names. A part is a
+    table in a pack, and its line has its stamp.
+    """
     pack_sha256 = {part.pack.name: part.pack_sha256 for part in parts.values()}
     entries: list[dict[str, Any]] = []
     for name, sha256 in sorted(pack_sha256.items()):
@@ -926,11 +982,13 @@ def _write_index(path: Path, parts: dict[str, Part]) -> None:
 
 
 def _remove_replaced(folder: Path) -> None:
-    """Remove packs that `STAMPS` does not list, and loose files of packed tables.
+    """Remove packs that the file of stamps does not list, and loose files of packed tables.
 
-    A call of `pack` that was killed may have left either of them.
+    A call of `pack` that was killed may have left either of them. A loose file is a file
+    of one table alone.
     """
     parts = packed(folder)
+    # The packs that the file of stamps lists.
     listed = {part.pack.name for part in parts.values()}
     for path in folder.glob("*.csv.gz"):
         # A file with a stamp of its own is a loose table, whatever its name.
@@ -938,7 +996,8 @@ def _remove_replaced(folder: Path) -> None:
             path.unlink()
     for name, part in parts.items():
         path = folder / name
-        # A table that was saved after packing has another stamp, and counts.
+        # A table that was saved after packing has another stamp. It is newer than the
+        # packed one, and stays.
         if path.exists():
             _, stamp = _verified(path)
             if stamp != part.stamp:
