@@ -185,6 +185,7 @@ def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
     by_node: list[int] = []
     for entry in listed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
+        # The error names the variable of the job, even if the list is that of the step.
         if not match:
             raise UserError(f"SLURM_TASKS_PER_NODE is {listed}: start ranks with srun")
         # Without "(xN)" a number stands for one node.

@@ -265,8 +265,8 @@ def launch(
         # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
         tables = {}
-        # `job.tables` are the tables that the job may leave. It need not leave each, and
-        # names each after its schema.
+        # `job.tables` are the schemas of the tables that the job may leave, and the names
+        # of their files. The job need not leave each of them.
         for schema in job.tables:
             path = directory / f"{schema}.csv"
             if path.exists():
@@ -415,7 +415,7 @@ def _start_server(job: str) -> None:
     # number of its own.
     os.environ["OMP_NUM_THREADS"] = "1"
     # `ddlkit.jobs` reads this variable when the server imports it, and then lets the
-    # server die with this process.
+    # server die with its parent.
     os.environ[jobs.FORKS] = "1"
     try:
         forkserver.ensure_running()
@@ -556,6 +556,7 @@ def _is_stopped(pid: int | None) -> bool:
 
     The result is False if the process is gone, or if its state may not be read.
     """
+    # A process that was started has an id. None is for the type checker only.
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:

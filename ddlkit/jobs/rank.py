@@ -121,6 +121,7 @@ class Job(Generic[S]):
         for new_rows in self.part(me, settings):
             for name, frame in new_rows.items():
                 frames = [frame]
+                # The new rows follow the earlier ones.
                 if name in tables:
                     frames.insert(0, tables[name])
                 tables[name] = pd.concat(frames, ignore_index=True)
@@ -274,7 +275,7 @@ class Rank:
         Parameters
         ----------
         backend : str, optional
-            ``"gloo"`` or ``"nccl"``. The default is NCCL if this node has GPUs, and gloo
+            ``"gloo"`` or ``"nccl"``. The default is NCCL if this rank sees GPUs, and gloo
             otherwise.
         timeout_s : float, optional
             Seconds that the meeting and each collective may take.
@@ -293,8 +294,8 @@ class Rank:
         Raises
         ------
         UserError
-            If the environment is incomplete, if the node has too few GPUs, or if the
-            ranks do not meet.
+            If the environment is incomplete, if the backend is unknown, if the rank sees
+            too few GPUs or none of those that the node has, or if the ranks do not meet.
         """
         numbers = assignment.numbers(os.environ)
         backend, device = _backend_and_device(backend, on_gpu, numbers)
@@ -354,6 +355,7 @@ def joined(timeout_s: float) -> Iterator[Rank]:
         If the environment is incomplete, if the node has too few GPUs, or if the ranks
         do not meet.
     """
+    # A single rank sends no messages, so its scheduling does not matter.
     if assignment.ranks_started(os.environ) == 1:
         with _left_after(_join_alone()) as me:
             yield me
@@ -368,8 +370,8 @@ def joined(timeout_s: float) -> Iterator[Rank]:
 def _left_after(me: Rank) -> Iterator[Rank]:
     """Let a rank leave the process group at the end of the block.
 
-    If the block fails, a single rank leaves, too. One of several ranks does not leave,
-    but notes its failure for whoever ends the process.
+    If the block fails, a rank that is the only one leaves, too. One of several ranks then
+    does not leave, but notes its failure for whoever ends the process.
     """
     try:
         yield me
@@ -554,6 +556,7 @@ def _one_thread_gloo(device: torch.device) -> str:
         # for a backend that is registered here.
         listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
         interfaces = [interface for interface in listed.split(",") if interface]
+        # What gloo calls a device is a network interface.
         devices = [gloo.create_device(interface=interface) for interface in interfaces]
         # Without the variable, gloo chooses the interface.
         options._devices = devices or [gloo.create_default_device()]

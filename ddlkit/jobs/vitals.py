@@ -350,6 +350,7 @@ class Sampler:
             self._reporter.wait()
         for thread in self._threads:
             thread.join()
+        # The thread that reads this output has ended by now.
         if self._reporter and self._reporter.stdout:
             self._reporter.stdout.close()
 
@@ -401,8 +402,8 @@ def _start_reporter(period_s: float) -> subprocess.Popen[str]:
     """
     # A short period must not be rounded to 0.
     period_ms = max(1, round(1e3 * period_s))
-    # `_SAMPLED` are names of nvidia-smi for the quantities. `parse_vitals` relies on this
-    # order of the fields.
+    # The keys of `_SAMPLED` are nvidia-smi's names of the quantities. `parse_vitals` relies
+    # on this order of the fields.
     fields = ["index", *_SAMPLED, *_known_throttle_field()]
     # `gpu_question` only makes the command. The option lets nvidia-smi print again and
     # again.
@@ -442,8 +443,8 @@ def gpu_vitals() -> Vitals:
     Returns
     -------
     list of (str, str, float)
-        Device (such as "gpu0"), quantity and value, in the units of `_SAMPLED`. The list
-        is empty without nvidia-smi.
+        Device (such as "gpu0"), quantity and value, with the names and units of tables.
+        The list is empty without nvidia-smi.
     """
     printed = machine.ask_gpus(("index", *_SAMPLED), *_options_of_visible_gpus())
     return parse_vitals(printed)

@@ -52,7 +52,7 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
         # An error that Python itself raises may have no text of the operating system.
         reason = error.strerror or error
         # If a parent of the path is a file, making the directories fails with "File exists",
-        # which does not tell the user what is wrong.
+        # which does not tell the user what is wrong. At most one parent can be a file.
         for parent in path.parents:
             # `Path.is_file` would raise an error of its own for a parent that may not be
             # searched. `os.path.isfile` returns False for such a parent.
@@ -130,7 +130,7 @@ def text_of(data: bytes, path: Path) -> str:
         If the content is damaged, too large once unpacked, not UTF-8, or empty.
     """
     try:
-        # Without any bytes, the file is empty and not damaged, as is said below.
+        # A file without any bytes is not damaged but empty, and is refused below.
         if path.suffix == ".gz" and data:
             packed = gzip.GzipFile(fileobj=io.BytesIO(data))
             data = _within_limit(packed, path, unpacked=True)
@@ -198,8 +198,7 @@ def replace(source: Path, target: Path) -> None:
     """
     with _refusing("write", target):
         os.replace(source, target)
-        # The new name is stored in the directory, so `fsync` has to write the directory,
-        # too, to the disk.
+        # The directory stores the new name, so the directory must reach the disk, too.
         directory = os.open(target.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -712,7 +711,7 @@ def parse_yaml(text: str) -> Any:
         problem = getattr(error, "problem", "unreadable")
         raise ValueError(f"{line}{problem}") from None
     except TypeError as error:
-        # JSON has no keys such as [1, 2].
+        # JSON has no keys such as dates.
         raise ValueError(str(error)) from None
 
 

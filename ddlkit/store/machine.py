@@ -385,7 +385,7 @@ def _gpus_with_settings() -> list[dict[str, Any]]:
         return []
     settings = _settings_at_start()
     # If nvidia-smi did not answer for every GPU, nothing says which settings belong to
-    # which GPU.
+    # which GPU, and all are left out. Copies are returned, because `gpus` is cached.
     if len(settings) != len(gpus):
         return [dict(gpu) for gpu in gpus]
     return [
@@ -404,7 +404,7 @@ def topology() -> str:
         The matrix of ``nvidia-smi topo -m``, "" without nvidia-smi.
     """
     drawn = output("nvidia-smi", "topo", "-m")
-    # Heads are underlined by escape sequences of terminals.
+    # nvidia-smi underlines the header by escape sequences of terminals.
     plain = re.sub(r"\x1b\[[0-9;]*m", "", drawn)
     return _without_hosts(plain).strip()
 
@@ -642,6 +642,7 @@ def own_nccl_variables() -> dict[str, str]:
     for file in (NCCL_CONF, Path(users_file)):
         variables.update(parse_nccl_conf(content(file)))
     variables.update(os.environ)
+    # Of all these variables, only those of NCCL are kept.
     return nccl_variables(variables)
 
 

@@ -282,6 +282,7 @@ def read_profile(
     if is_stamped(path):
         frame = load_table(path, "layers")
     else:
+        # A pack has the rows of many tables, so it is no user's CSV.
         refuse_pack(path)
         # A time of forward that the caller states replaces the column.
         needs_forward = forward_s is None
@@ -382,7 +383,7 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
             f"tensor: give the time of the whole pass with --forward-s, or {advice}"
         )
     # What fills the cells of each column that the file lacks, except for the columns that
-    # follow from others. The network is called after the file.
+    # follow from others. The network gets the name of the file up to its first dot.
     cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
     if not needs_forward:
         cells["forward_s"] = "0"
@@ -401,6 +402,7 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
         "layer": "its tensor",
         "parameters": f"gradient_bytes / {BYTES_PER_PARAMETER}",
     }
+    # The caller replaces this column, if the file lacks it.
     assumed.pop("forward_s", None)
     phrases = [
         f"{name} = {value}"
@@ -549,6 +551,7 @@ def _refuse_several_cases(frame: DataFrame, path: Path) -> None:
     runs_path = path.with_name(name)
     if len(keys) < 2 or not is_stamped(runs_path):
         return
+    # One row for each case, because the rows of a case agree in what was run.
     runs = load_table(runs_path, "runs").drop_duplicates("case").set_index("case")
     # A case that the table of runs lacks is left out of the list.
     described = []

@@ -155,6 +155,7 @@ def check_cells(text: str, separators: str, file: str) -> None:
     UserError
         If there are more than `MOST_CELLS` cells.
     """
+    # Each cell ends with a separator, except perhaps the last one of the text.
     if sum(map(text.count, separators)) > MOST_CELLS:
         raise UserError(
             f"{file}: more than {MOST_CELLS} fields: give a part of its rows"
@@ -259,8 +260,8 @@ def _refuse_ragged(sheet: Sheet) -> None:
     n_columns = len(sheet.header)
     for row_number, row in enumerate(sheet.rows):
         if len(row) != n_columns:
-            # Any field of the row may be the one that is missing or too many, so that
-            # the error names no column.
+            # Any field of the row may be the one that is missing or too many, so the error
+            # names no column.
             noun = "field" if len(row) == 1 else "fields"
             raise UserError(
                 f"{sheet.file}: row at line {sheet.lines[row_number]}: has {len(row)} "
@@ -635,6 +636,7 @@ class Schema:
         renamed = []
         for name in header:
             current_name = current_names.get(name, name)
+            # The name itself is current, or another column has its present name.
             if current_name in already_current:
                 renamed.append(name)
             else:
@@ -736,7 +738,7 @@ def _parsed_by_pandas(
     major, minor, *_ = pd.__version__.split(".")
     if (int(major), int(minor)) < (3, 1):
         options["float_precision"] = "round_trip"
-    # Pandas refuses 1e30 as a whole number, but numpy also warns about it.
+    # Pandas refuses 1e30 as a whole number. Numpy would also warn about it.
     with np.errstate(invalid="ignore"):
         return pd.read_csv(
             io.StringIO(text),
@@ -765,7 +767,8 @@ def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
     ``"a"b``. The text is therefore trusted only if quotes enclose whole cells, and if it
     has exactly the commas of a header and full rows outside of quoted cells.
     """
-    # The text without its quoted cells, whose commas separate nothing.
+    # The text without its quoted cells, whose commas separate nothing. The comma before
+    # such a cell stays.
     unquoted = text
     if '"' in text:
         unquoted = _QUOTED_CELL.sub(r"\1", text)

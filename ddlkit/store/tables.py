@@ -283,6 +283,7 @@ def _is_recorded(path: Path) -> bool:
         is_stamp = _read_stamp(path) is not None
         if is_stamp:
             return True
+    # A recorded table, loose or packed.
     if is_stamped(path):
         return True
     # `is_pack` goes by the name alone. A folder without packs may have a file of the user
@@ -1002,6 +1003,7 @@ def _remove_replaced(folder: Path) -> None:
             _, stamp = _verified(path)
             if stamp != part.stamp:
                 continue
-        # The stamp goes last: without its table, it misleads nobody.
+        # The stamp goes last, because it misleads nobody without its table. A call that was
+        # killed in between has left the stamp alone.
         path.unlink(missing_ok=True)
         _stamp_path(path).unlink(missing_ok=True)
