@@ -62,6 +62,7 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
+        """Raise UserError if a number is out of range, or NaN."""
         # Unlike "x < 0", the form "not x >= 0" also refuses NaN.
         if not self.warmup >= 0:
             raise UserError(f"warmup of the budget is {self.warmup}: must be 0 or more")

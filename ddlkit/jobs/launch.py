@@ -360,6 +360,7 @@ class RankProcess(ForkServerProcess):
         rank = environment["RANK"]
         self.log = logs / f"rank{rank}.log"
         namespace = place.namespace(int(rank))
+        # The arguments of `be_forked`, which runs in the forked process.
         arguments = (job, logs / CONFIG, environment, self.log, namespace)
         # A daemon of multiprocessing could have no children of its own.
         super().__init__(target=be_forked, args=arguments, daemon=False)
@@ -458,8 +459,8 @@ def _watch(
     """
     ranks = len(processes)
     log = processes[0].log
-    # How many lines of the log were looked at for progress.
-    lines_shown = 0
+    # How many lines of the log have been searched for progress.
+    lines_read = 0
     give_up_s = time.monotonic() + timeout_s
     while True:
         # None while a rank runs, 0 once it has done its part, and any other number once
@@ -491,9 +492,9 @@ def _watch(
                 f"({last_line}): run it again while nothing else uses this machine"
             )
         time.sleep(POLL_S)
-        lines_shown = _show_progress(log, lines_shown)
-    # What rank 0 has printed since the last look.
-    _show_progress(log, lines_shown)
+        lines_read = _show_progress(log, lines_read)
+    # What rank 0 has printed since the log was last read.
+    _show_progress(log, lines_read)
 
 
 def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
@@ -662,8 +663,8 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else ""
 
 
-def _show_progress(log: Path, n_shown: int) -> int:
-    """Print the lines of progress in a log that follow its first ``n_shown`` lines.
+def _show_progress(log: Path, n_read: int) -> int:
+    """Print the lines of progress in a log that follow its first ``n_read`` lines.
 
     A line of progress begins with `ddlkit.jobs.PROGRESS`. The log's other lines are not
     printed.
@@ -671,12 +672,12 @@ def _show_progress(log: Path, n_shown: int) -> int:
     Returns
     -------
     int
-        How many whole lines the log has, for ``n_shown`` of the next call.
+        How many whole lines the log has, for ``n_read`` of the next call.
     """
     # The last item of `_lines` is what follows the last newline: nothing, or a line that
     # has not ended yet.
     lines = _lines(log)[:-1]
-    for line in lines[n_shown:]:
+    for line in lines[n_read:]:
         # An error begins like progress, but the launcher reports it itself.
         if line.startswith(jobs.PROGRESS) and not line.startswith(jobs.ERROR):
             print(line, file=sys.stderr, flush=True)

@@ -270,7 +270,9 @@ class Rank:
         torch_threads: int = 0,
         on_gpu: bool | None = None,
     ) -> Rank:
-        """Meet the other ranks, of which the environment of torchrun or Slurm tells.
+        """Meet the other ranks, and return this process as one of them.
+
+        The environment of torchrun, Slurm or `ddlkit.jobs.launch` says which rank this is.
 
         Parameters
         ----------

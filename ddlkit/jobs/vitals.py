@@ -235,9 +235,9 @@ class Retries:
         return cls(most=0) if device == "cuda" else cls()
 
     def again(self, used: Usage) -> bool:
-        """Return whether to repeat a measurement. Before it returns True, it pauses.
+        """Return whether to repeat a measurement, and pause before returning True.
 
-        The pause lets others end what disturbs. Each True lowers the number of repeats
+        In the pause, others may end what disturbs. Each True lowers the number of repeats
         that are left.
 
         Parameters
@@ -297,11 +297,11 @@ class Watch:
     def _counts_of_link(self) -> NDArray[np.float64]:
         """Return what the process of the link has counted since it started, shape (4,).
 
-        The counts are packets, late packets, seconds and seconds of the processor. All are
-        0 if no link is watched.
+        The counts are packets, late packets, seconds that have passed, and seconds for
+        which the process used a core. All are 0 if no link is watched.
         """
         if self._link:
-            # The file has four numbers of type float64, numpy's default.
+            # The file has the four numbers as float64, which is the default of `fromfile`.
             return np.fromfile(self._link)
         return np.zeros(4)
 
@@ -334,6 +334,7 @@ class Sampler:
         """Start the threads, and nvidia-smi if GPUs are sampled."""
         if self._gpu:
             # Without nvidia-smi there are no samples of GPUs.
+            # With it, a second thread reads what it prints.
             with contextlib.suppress(OSError):
                 self._reporter = _start_reporter(self._period_s)
                 self._threads.append(threading.Thread(target=self._read, daemon=True))
@@ -425,6 +426,7 @@ def _known_throttle_field() -> list[str]:
     nvidia-smi answers no question that has a field which the driver does not know.
     """
     for field in _THROTTLE_FIELDS:
+        # The answer is "" if the driver does not know the field.
         if machine.ask_gpus([field]):
             return [field]
     return []
@@ -504,21 +506,21 @@ def gpu_in_use() -> str:
     give_up_s = time.monotonic() + PATIENCE_S
     # The lowest utilisation so far of each GPU that was busy in every sample. A GPU that
     # has paused once is left out.
-    lowest_loads = _gpus_at_work()
+    lowest_utilisations = _gpus_at_work()
     # The loop ends early when no such GPU is left.
-    while lowest_loads and time.monotonic() < give_up_s:
+    while lowest_utilisations and time.monotonic() < give_up_s:
         time.sleep(LOOK_PERIOD_S)
         at_work = _gpus_at_work()
-        lowest_loads = {
-            gpu: min(load, at_work[gpu])
-            for gpu, load in lowest_loads.items()
+        lowest_utilisations = {
+            gpu: min(utilisation, at_work[gpu])
+            for gpu, utilisation in lowest_utilisations.items()
             if gpu in at_work
         }
-    if not lowest_loads:
+    if not lowest_utilisations:
         return ""
     # One GPU is enough for a message.
-    gpu, load = next(iter(lowest_loads.items()))
-    duration = f"{load:.0%} or more for {PATIENCE_S:g} s"
+    gpu, utilisation = next(iter(lowest_utilisations.items()))
+    duration = f"{utilisation:.0%} or more for {PATIENCE_S:g} s"
     return f"{gpu} is in use by others: utilisation {duration}"
 
 

@@ -331,7 +331,7 @@ def _locked(
     `fcntl.flock` how to lock it. Whether this waits for another process that holds the
     lock, or raises BlockingIOError, depends on ``operation``. The operating system frees
     the lock when the process ends, however it ends. If the file system has no locks, the
-    block runs without one, unless a lock is ``required``: this then raises OSError.
+    block runs without one. If a lock is ``required``, OSError is raised instead.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
@@ -437,7 +437,8 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
 def writing_in(directory: Path) -> Iterator[None]:
     """Keep other writers of a folder waiting while the block runs.
 
-    Two processes that add rows to one table at once would otherwise lose some.
+    Two processes that add rows to one table at once would otherwise lose some. On a file
+    system without locks, nobody waits.
 
     Parameters
     ----------

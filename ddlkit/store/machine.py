@@ -222,12 +222,12 @@ def _slug(text: str) -> str:
 
 
 def _cpu_model() -> str:
-    """Return the model of the processor, or its architecture if that is all we know."""
+    """Return the model of the processor, or its architecture if the model is not known."""
     cpuinfo = content(Path("/proc/cpuinfo"))
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     if model:
         return model[1].strip()
-    # macOS has no /proc, but a program that tells the model.
+    # macOS has no /proc, but it has a program that prints the model.
     brand = output("sysctl", "-n", "machdep.cpu.brand_string").strip()
     return brand or platform.machine()
 
@@ -764,6 +764,7 @@ def _cuda_and_nccl() -> tuple[str, str]:
     )
     if not has_nccl:
         return cuda, "none"
+    # torch gives the version of NCCL as a tuple of numbers.
     return cuda, ".".join(map(str, torch.cuda.nccl.version()))
 
 

@@ -163,7 +163,7 @@ def check_cells(text: str, separators: str, file: str) -> None:
 
 
 def columns_in_words(header: Sequence[str]) -> str:
-    """Return the names of a table's columns, of which a long header shows the first.
+    """Return the names of a table's columns in words, or only the first of many.
 
     Parameters
     ----------
@@ -173,7 +173,8 @@ def columns_in_words(header: Sequence[str]) -> str:
     Returns
     -------
     str
-        The names, separated by commas, and how many more there are.
+        The first names, separated by commas, and how many more there are. Long names are
+        cut.
 
     Examples
     --------
@@ -576,6 +577,7 @@ class Schema:
                 sheet.fail(row=None, column=name, problem=problem)
         self._refuse_other_kind(sheet)
         values = {}
+        # A column that the file lacks gets its default, or is a mistake without a default.
         for column in self.columns:
             if column.name in sheet.header:
                 values[column.name] = column.values(sheet, is_users_own=not exact)

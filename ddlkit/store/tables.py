@@ -698,8 +698,8 @@ def refuse_pack(path: Path) -> None:
 def _part_of(path: Path) -> Part | None:
     """Return the packed table of this path, or None if there is none.
 
-    A file of this path is newer than a packed table and counts, so the result is then
-    None, too.
+    The result is also None if there is a file of this path. Such a file is newer than the
+    packed table, and counts.
     """
     if os.path.lexists(path):
         return None
