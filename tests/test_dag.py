@@ -283,6 +283,11 @@ def test_a_dag_of_nothing_and_of_shared_links_is_refused() -> None:
                 s_sgd(FIGURE_1, CAFFE, Gpus(2, 4)),
                 [(what, -1.0 if what == "io" else 0.5)],
             )
+    without_layers = TaskGraph.of([1.0], [])
+    for graph in (without_layers, TaskGraph.of([], [])):
+        with pytest.raises(UserError, match="there is no task 'layer:1'") as raised:
+            changed(graph, [("layer:1", 2.0)])
+        assert "layer:-1" not in str(raised.value)
     with pytest.raises(
         UserError, match=r"task T1 \(forward\) has a duration of nan s: give a fin"
     ):

@@ -673,6 +673,13 @@ def test_work_behind_a_wait_does_not_make_up_for_work_before_it() -> None:
     np.testing.assert_allclose(cured.work_s, healthy.work_s)
 
 
+def test_a_message_that_would_take_negative_time_to_start_up_is_refused() -> None:
+    healthy = a_schedule(seed=3, ranks=2)
+    startup_s = np.full_like(healthy.message_s, -1e-3)
+    with pytest.raises(UserError, match="every start-up must not be below 0"):
+        replace(healthy, startup_s=startup_s)
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_a_late_update_and_a_late_forward_before_it_do_not_make_up_for_each_other(
     ranks: int,
@@ -1204,3 +1211,22 @@ def test_the_page_of_all_ranks_shows_what_the_screen_says_and_a_drawing(
     assert cli.main(["explain", str(traces[0]), "--html", str(alone)]) == 2
     assert "give the traces of all ranks" in capsys.readouterr().err
     assert not alone.exists()
+
+
+def test_a_schedule_that_ends_with_a_wait_has_a_stretch_up_to_its_end() -> None:
+    """Nothing of one iteration then reaches into the next one, which could make up for it."""
+    segments = (
+        Segment("forward", POST, 0),
+        Segment("forward", WAIT, 0),
+        Segment("backward", POST, 1),
+        Segment("backward", WAIT, 1),
+    )
+    work_s = np.full((N_ITERATIONS, 2, len(segments)), 0.002)
+    # One rank is late before the first wait, and the other is late before the second one.
+    work_s[:, 0, 0] += 0.02
+    work_s[:, 1, 2] += 0.02
+    schedule = Schedule(
+        segments, work_s, np.full((N_ITERATIONS, 2), 0.001), np.zeros(2)
+    )
+    cured = without_delays(schedule)
+    np.testing.assert_allclose(cured.work_s, 0.002)

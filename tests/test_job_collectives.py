@@ -237,6 +237,9 @@ def test_the_script_of_a_slurm_job_is_no_rank() -> None:
     assert not assignment.is_started_by_launcher(script)
     with pytest.raises(UserError, match="SLURM_TASKS_PER_NODE is 8x2: start ranks"):
         assignment.numbers(SRUN | {"SLURM_TASKS_PER_NODE": "8x2"})
+    of_step = {"SLURM_TASKS_PER_NODE": "8", "SLURM_STEP_TASKS_PER_NODE": "8x2"}
+    with pytest.raises(UserError, match="^SLURM_STEP_TASKS_PER_NODE is 8x2"):
+        assignment.numbers(SRUN | of_step)
 
 
 def test_the_shell_of_salloc_is_one_rank() -> None:

@@ -16,6 +16,7 @@ import torch
 import workbook.cli
 from ddlkit import cli, store
 from ddlkit.cli import command
+from ddlkit.jobs.clock import Budget
 from ddlkit.measure import parts
 from ddlkit.measure.needs import Gpus
 from ddlkit.measure.session import Point, Unavailable
@@ -263,3 +264,13 @@ def test_every_part_of_a_measurement_starts(
     assert not cli.main(["measure", part, "--dry-run", "--out", str(tmp_path)])
     said = capsys.readouterr().out
     assert re.search(r"^0 of [1-9]\d* measurements? done", said, re.M)
+
+
+def test_precisions_of_several_ranks_are_refused(tmp_path: Path) -> None:
+    """Their tables are named by the number of ranks, so that one would replace the other."""
+    here = parts.Here("cpu", 1, tmp_path)
+    points = parts.layers(
+        here, [("lenet5", 4)], Budget(), precisions=("fp32", "bf16"), ranks=(2,)
+    )
+    with pytest.raises(UserError, match="leave out either the precisions or the num"):
+        next(iter(points))

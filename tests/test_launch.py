@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -329,6 +330,8 @@ def launch_apart(log: Path) -> None:
         ctypes.get_errno()
     )
     os.chdir(log.parent)
+    # The fork server may remember the temporary directory of an earlier test, which is gone.
+    tempfile.tempdir = str(log.parent)
     with pytest.raises(UserError) as caught:
         run_endless(None, Loopback())
     log.write_text(str(caught.value))
@@ -397,6 +400,7 @@ def test_wrong_work_is_one_line(
         ("collectives", "", "Expecting value"),
         ("collectives", "{}", '"out"'),
         ("dance", '{"out": "o"}', "unknown job 'dance': name the module"),
+        ("no_such.dance", '{"out": "o"}', "unknown job 'no_such.dance'"),
         ("collectives", '{"out": "o", "colour": "red"}', "job settings: .*'colour'"),
     ):
         path.write_text(text)

@@ -154,6 +154,16 @@ def test_wrong_conditions_are_refused_in_one_line(
         parse(wrong)
 
 
+def test_the_smallest_losses_are_named_without_an_exponent() -> None:
+    """Its sign would look like the dash between two parts of a name."""
+    assert Conditions(loss=1e-5).name == "delay0ms-loss0.00001"
+
+
+def test_a_framing_that_is_no_number_of_bytes_is_refused() -> None:
+    with pytest.raises(UserError, match="framing '3x' is not a whole number"):
+        read_link("emulated:1gbit-framing3x")
+
+
 @given(any_conditions)
 def test_conditions_survive_json_and_their_name_says_what_they_are(
     how: Conditions,

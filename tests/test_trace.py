@@ -98,6 +98,12 @@ def test_folding_loses_no_time_and_no_byte(trace: LayerTrace) -> None:
         )
 
 
+def test_empty_lines_before_a_trace_change_nothing() -> None:
+    for text in ("Id Name Forward Backward Comm. Size\n0 a 2 3 4 40", "0 a 2 3 4 40"):
+        assert matches(f"\n\n{text}")
+        assert parse_trace(f"\n\n{text}", "t").n_bytes.tolist() == [40]
+
+
 def test_activations_count_to_the_layer_before_them() -> None:
     text = "0 data 1 0 0 0\n1 a 2 3 4 40\n2 relu 8 16 0 0\n3 b 32 64 5 80"
     profile = parse_trace(text, "t").profile("n")

@@ -189,8 +189,11 @@ def _errors_of_machine() -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in LIMITS:
-            # An error that is not about a file has no file name.
-            facts = (error.strerror, error.filename, LIMITS[error.errno])
+            # An error that is not about a file has no file name. A name may be bytes.
+            file = error.filename
+            if isinstance(file, bytes):
+                file = os.fsdecode(file)
+            facts = (error.strerror, file, LIMITS[error.errno])
             line = ": ".join(str(fact) for fact in facts if fact)
             raise UserError(line) from error
         # Without a file name, the error is about no path.

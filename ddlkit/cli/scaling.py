@@ -512,8 +512,10 @@ def _messages(result: Scaling, collective: str) -> str:
     if has_bad_day:
         on_bad_day = " (on a bad day, when other jobs load the network)"
     listed = []
-    # With fewer than three sizes, one is listed twice.
-    for time in (times[0], times[len(times) // 2], times[-1]):
+    # With fewer than three sizes, two of these positions are equal.
+    positions = sorted({0, len(times) // 2, len(times) - 1})
+    for position in positions:
+        time = times[position]
         text = f"{units.format_bytes(time.bytes)} {units.format_seconds(time.seconds)}"
         if has_bad_day:
             text += f" ({units.format_seconds(time.bad_day_s)})"

@@ -123,7 +123,8 @@ def read_link(link: str) -> LinkConditions:
     Raises
     ------
     UserError
-        If the link does not belong to a lab, or if its rate or a time cannot be read.
+        If the link does not belong to a lab, or if its rate, a time or its framing cannot be
+        read.
 
     Examples
     --------
@@ -153,6 +154,10 @@ def read_link(link: str) -> LinkConditions:
         )
     # A condition that the name leaves out has its default.
     framing = _condition(link, "framing", default=str(FRAMING_BYTES))
+    if not framing.isdecimal():
+        raise UserError(
+            f"link {link!r}: the framing {framing!r} is not a whole number of bytes"
+        )
     return LinkConditions(
         engine=kind,
         rate_bits_per_s=rate_bits_per_s,

@@ -133,7 +133,7 @@ class Schedule:
                 f"a schedule of {n_iterations} iterations with {n_messages} messages "
                 f"has times of messages of shape {self.message_s.shape}"
             )
-        # Start-ups and lags may be left out, and a lag may be negative.
+        # Start-ups and lags may be left out. A lag may be negative, a start-up may not.
         for name, values_s, shape in (
             ("start-up", self.startup_s, (n_iterations, n_messages)),
             ("lag", self.lag_s, (n_iterations, n_ranks, n_messages)),
@@ -147,6 +147,8 @@ class Schedule:
                 )
             if not np.isfinite(values_s).all():
                 raise UserError(f"a schedule: every {name} must be finite")
+        if self.startup_s is not None and (self.startup_s < 0).any():
+            raise UserError("a schedule: every start-up must not be below 0")
         if self.first_start_s.shape != (n_ranks,):
             raise UserError(
                 f"a schedule of {n_ranks} ranks has {self.first_start_s.size} starts"

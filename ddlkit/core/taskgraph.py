@@ -1061,12 +1061,17 @@ def _no_such_task(graph: TaskGraph, what: str) -> UserError:
     kinds = sorted({KINDS[code] for code in np.unique(graph.kind)})
     # The keys of a dictionary are the classes without repetition, in their order.
     classes = dict.fromkeys(_class_of(name) for name in graph.resources)
-    last_rank = graph.rank.max()
+    last_rank = int(graph.rank.max(initial=0))
     ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
+    last_layer = int(graph.layer.max(initial=NO_LAYER))
+    layers = ""
+    if last_layer != NO_LAYER:
+        layers = (
+            f"layer:1 to layer:{last_layer} (rows of the profile in forward order), "
+        )
     return UserError(
         f"there is no task {what!r}: use a kind ({', '.join(kinds)}), a "
-        f"resource ({', '.join(classes)}), layer:1 to layer:{graph.layer.max()} (rows of the "
-        f"profile in forward order), or {ranks}"
+        f"resource ({', '.join(classes)}), {layers}or {ranks}"
     )
 
 

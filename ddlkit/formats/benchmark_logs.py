@@ -1036,9 +1036,9 @@ def _possible_by_rates(
         for convention in _conventions(collective, likely_ranks):
             if rates.fit(convention):
                 possible[name] = convention
-    # N/A in the column "wrong" means that the results were not checked. Tables without this
-    # column count as checked.
-    is_checked = [cells.get("wrong") != "N/A" for cells in places]
+    # N/A in the column "wrong", which older versions call "error", means that the results
+    # were not checked. Tables without this column count as checked.
+    is_checked = [cells.get("wrong", cells.get("error")) != "N/A" for cells in places]
     return _possible_by_checks(possible, is_checked)
 
 

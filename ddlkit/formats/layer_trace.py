@@ -359,7 +359,13 @@ def _sheet(text: str, file: str) -> Sheet:
     names = _TRACE.names
     # `read_sheet` takes CSV with a header, so the trace, whose cells blanks or commas
     # separate, is turned into such CSV.
-    lines = [",".join(_cells(line)) for line in text.splitlines()]
+    # An empty file has one empty line, which `read_sheet` refuses.
+    lines = [",".join(_cells(line)) for line in text.splitlines()] or [""]
+    # `read_sheet` takes the first line for the header. If empty lines stand before the
+    # first line of the trace, it changes places with the first of them, so that the
+    # numbers of all other lines stay.
+    first = next((i for i, line in enumerate(lines) if line), 0)
+    lines[0], lines[first] = lines[first], lines[0]
     has_header = lines[0][:2].lower() == "id"
     n_added_lines = 0
     if not has_header:

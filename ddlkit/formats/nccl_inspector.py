@@ -84,8 +84,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         # A collective of one rank sends nothing, and the size of an unknown one is unclear.
         if row.ranks > 1 and row.collective in KNOWN:
             rows.append(row)
-            nodes = operation.header.get("nnodes")
-            links.append(f"{nodes} nodes" if nodes != 1 else "1 node")
+            nodes = operation.header.get("nnodes", "unknown number of")
+            links.append("1 node" if nodes == 1 else f"{nodes} nodes")
     if n_by_processor and not rows:
         raise UserError(
             f"{file}: all {n_by_processor} times are those of the processor, "

@@ -56,9 +56,16 @@ def how_it_ended(status: int) -> str:
     --------
     >>> how_it_ended(1), how_it_ended(-9)
     ('ended with exit status 1', 'was killed by SIGKILL')
+    >>> how_it_ended(-40)
+    'was killed by signal 40'
     """
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            # Python names no real-time signals but the first and the last one.
+            name = f"signal {-status}"
+        return f"was killed by {name}"
     return f"ended with exit status {status}"
 
 

@@ -172,8 +172,10 @@ def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
     SLURM_NTASKS_PER_NODE is read, which only the option --ntasks-per-node sets. Raises
     UserError if a list or a number cannot be read.
     """
-    listed = environment.get("SLURM_STEP_TASKS_PER_NODE")
-    listed = listed or environment.get("SLURM_TASKS_PER_NODE")
+    variable = "SLURM_STEP_TASKS_PER_NODE"
+    if not environment.get(variable):
+        variable = "SLURM_TASKS_PER_NODE"
+    listed = environment.get(variable)
     if not listed:
         return _number(
             environment,
@@ -185,9 +187,8 @@ def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
     by_node: list[int] = []
     for entry in listed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
-        # The error names the variable of the job, even if the list is that of the step.
         if not match:
-            raise UserError(f"SLURM_TASKS_PER_NODE is {listed}: start ranks with srun")
+            raise UserError(f"{variable} is {listed}: start ranks with srun")
         # Without "(xN)" a number stands for one node.
         tasks, nodes = match.groups(default="1")
         by_node += [int(tasks)] * int(nodes)

@@ -855,7 +855,12 @@ def find_job(name: str) -> Job[Any]:
         module_of_library = f"ddlkit.measure.{name}"
         if importlib.util.find_spec(module_of_library):
             module = module_of_library
-    if not importlib.util.find_spec(module):
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:
+        # The package that should hold the module does not exist, either.
+        spec = None
+    if spec is None:
         raise UserError(
             f"unknown job {name!r}: name the module that declares it, e.g. collectives"
         )

@@ -74,7 +74,9 @@ class Conditions:
         delay_ms = f"{self.delay_s * 1e3:.6f}".rstrip("0").rstrip(".")
         name = f"delay{delay_ms}ms"
         if self.loss:
-            name += f"-loss{self.loss:g}"
+            # Nine decimals, so that the smallest losses have no exponent, either.
+            loss = f"{self.loss:.9f}".rstrip("0")
+            name += f"-loss{loss}"
         return name
 
 

@@ -180,7 +180,10 @@ class Lab(Place):
         # A lab needs its owner, unless it is persistent, and the process of its link, if
         # the link is emulated. Only the process of the link can be gone, because the owner
         # is the process that calls this method.
-        needed_processes = _states()[self.label]["needs"]
+        states = _states()
+        if self.label not in states:
+            return f"lab {self.label} was taken down by another process: make it again"
+        needed_processes = states[self.label]["needs"]
         if all(_runs(process) for process in needed_processes):
             return ""
         return (

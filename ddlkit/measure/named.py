@@ -40,12 +40,13 @@ def network_of(value: Any) -> tuple[str, int]:
     """
     name, colon, digits = str(value).partition(":")
     # A colon must be followed by digits. Without a colon, `digits` is empty.
-    if not name or (colon and not re.fullmatch("[0-9]{1,9}", digits)):
+    if not name or (colon and not re.fullmatch("[0-9]{1,10}", digits)):
         raise ValueError(
             "must be a network, with its batch size as in resnet50:4 or without"
         )
     batch = int(digits or DEFAULT_BATCH)
-    # The pattern above lets pass at most nine digits, but also a batch of 0.
+    # The pattern above also lets pass a batch of 0, and numbers of ten digits that are
+    # larger than the largest batch.
     if not 1 <= batch <= MOST_BATCH:
         raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
     return name, batch

@@ -21,6 +21,7 @@ import torch
 
 from ddlkit import store
 from ddlkit.core.collective import COLLECTIVES
+from ddlkit.core.errors import UserError
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
@@ -330,8 +331,14 @@ def layers(
     Raises
     ------
     UserError
-        If a network is unknown.
+        If a network is unknown, or if there are several precisions and numbers of ranks.
     """
+    # Tables of ranks are named by the number of ranks, and not by the precision.
+    if ranks and len(precisions) > 1:
+        raise UserError(
+            "layers: leave out either the precisions or the numbers of ranks, because several "
+            "ranks compute in fp32"
+        )
     # An unknown name is refused here, before anything is measured.
     for name, _ in networks:
         networks_by_name.find(name)

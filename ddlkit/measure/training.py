@@ -232,7 +232,8 @@ def wrap_and_rebuild(
     buckets : list of int
         The bytes of each bucket that DDP made.
     tensors : list of int
-        How many tensors each bucket holds; ``[0]`` if DDP has rebuilt no buckets.
+        How many tensors each bucket holds. The list is empty if DDP has rebuilt no
+        buckets.
 
     Raises
     ------
@@ -262,7 +263,8 @@ def wrap_and_rebuild(
     # Blanks separate tensors, and commas separate buckets.
     log: Any = ddp._get_ddp_logging_data()
     indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
-    tensor_counts = [len(indices.split()) for indices in indices_by_bucket]
+    # The text is empty if DDP has rebuilt no buckets.
+    tensor_counts = [len(indices.split()) for indices in indices_by_bucket if indices]
     return ddp, rebuilt_bytes(ddp), tensor_counts
 
 

@@ -530,9 +530,14 @@ def explanation(
     Raises
     ------
     UserError
-        If iterations do not exist, if the replay misses the measured iteration, or if
-        the reference is slower than the messages of the trace.
+        If iterations do not exist, if there is one rank only, if the replay misses the
+        measured iteration, or if the reference is slower than the messages of the trace.
     """
+    if training.schedule.n_ranks < 2:
+        raise UserError(
+            "explain: a training of one rank waits for no other rank: give the traces of all "
+            "ranks"
+        )
     # For each iteration, whether it is judged.
     judged = _judged(training, iterations)
     compared = Comparison.of(training, judged)
@@ -911,10 +916,11 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
             stretch += 1
         stretch_of_segment.append(stretch)
         was_wait = is_wait
+    numbers = np.array(stretch_of_segment)
     # A traced iteration ends with its update and without a wait. Its last stretch is the
     # beginning of the first stretch of the next iteration, and so has the number 0, too.
-    numbers = np.array(stretch_of_segment)
-    numbers[numbers == stretch] = 0
+    if not was_wait:
+        numbers[numbers == stretch] = 0
     return [numbers == number for number in np.unique(numbers)]
 
 
