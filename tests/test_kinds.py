@@ -16,6 +16,8 @@ import torch
 import workbook.cli
 from ddlkit import cli, store
 from ddlkit.cli import command
+from ddlkit.core.collective import COLLECTIVES
+from ddlkit.core.errors import UserError
 from ddlkit.jobs.clock import Budget
 from ddlkit.measure import parts
 from ddlkit.measure.needs import Gpus
@@ -274,3 +276,17 @@ def test_precisions_of_several_ranks_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match="leave out either the precisions or the num"):
         next(iter(points))
+
+
+def test_collectives_are_measured_at_the_sizes_that_are_asked_for(
+    tmp_path: Path,
+) -> None:
+    sizes = (1024, 1 << 28)
+    points = parts.points(
+        out=tmp_path, session=1, part="collectives", device="cpu", sizes=sizes
+    )
+    measured = [point for point in points.body if isinstance(point, Point)]
+    assert measured
+    for point in measured:
+        assert point.left is not None
+        assert point.left() == {sizes: [*COLLECTIVES]}

@@ -129,6 +129,18 @@ def count(text: str) -> int:
     return value
 
 
+def message_sizes(text: str) -> tuple[int, ...]:
+    """Return the sizes that an argument lists, in bytes, in ascending order.
+
+    Commas separate the sizes, as in "1MiB,64MiB". A size that is given twice counts once.
+    """
+    parse = parsed_by(units.parse_bytes)
+    sizes = {parse(size) for size in text.split(",")}
+    if min(sizes) < 1:
+        raise argparse.ArgumentTypeError("a message has at least 1 byte: leave out 0")
+    return tuple(sorted(sizes))
+
+
 def number(text: str) -> float:
     """Return the number that an argument gives."""
     try:
@@ -531,6 +543,14 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "an iteration. [default: 1]",
         ),
         arg(
+            "--sizes",
+            type=message_sizes,
+            metavar="SIZE,...",
+            help="For the part collectives: the sizes of messages, as in 1MiB,256MiB. A "
+            "table that is in the directory of --out already gets those that it lacks. "
+            "[default: 1 KiB to 64 MiB, or to 1 GiB between GPUs, in powers of two]",
+        ),
+        arg(
             "--ranks",
             type=whole_number,
             metavar="N",
@@ -615,6 +635,7 @@ def _measure_here(arguments: argparse.Namespace) -> None:
         ranks=ranks,
         rate_bits_per_s=rate_bits_per_s,
         delay_s=delay_s,
+        sizes=arguments.sizes or (),
     )
     out = arguments.out or Path("measured")
     refuse_impossible_outputs(out, arguments.pack)
@@ -702,7 +723,9 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         only_command_in(out, me),
     ):
         # Without --link, the ranks find the name of the link themselves.
-        path = cluster.measure_collectives(me, out, time_min, arguments.link or "")
+        path = cluster.measure_collectives(
+            me, out, time_min, arguments.link or "", arguments.sizes or ()
+        )
     # Only rank 0 has the table.
     if me.rank == 0:
         print(path)
@@ -813,6 +836,7 @@ def _refuse_wrong_part(part: str) -> None:
 _PARTS_BY_OPTION = {
     "networks": ("quick", "layers", "slowdown", "training"),
     "model": ("layers",),
+    "sizes": ("collectives",),
     "ranks": ("quick", "collectives", "slowdown", "training"),
     "lab": ("quick", "collectives", "slowdown", "training"),
 }
@@ -996,6 +1020,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     require_model_file(arguments.model)
     for name in (
         "networks",
+        "sizes",
         "ranks",
         "lab",
         "dry_run",

@@ -563,7 +563,7 @@ def _time_left(left_s: float) -> str:
     if left_s < 1:
         # Each table needs a few repeats, however little time is left for it.
         return "the time of --minutes is over, so that only a few repeats are timed"
-    return f"{left_s:.0f} s of --minutes are left for this and what follows"
+    return f"{left_s:.0f} s of --minutes are left for measuring"
 
 
 def _remove_trials(me: Rank) -> None:
@@ -882,7 +882,10 @@ def trial(
     # choose the number of iterations in a round.
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
-    me.say(f"the plans {', '.join(ddp_by_plan)} are tried in turn")
+    me.say(
+        f"the plans {', '.join(ddp_by_plan)} are tried in turn, for about {max_s:.0f} s "
+        "(--confirm-minutes)"
+    )
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     retries = Retries.on(me.device.type)
     # The median iteration of each round so far, by plan.
@@ -908,7 +911,8 @@ def trial(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
-        me.say(f"round {repeat + 1}: {iterations}")
+        left_s = max(0.0, max_s - (time.monotonic() - begun_s))
+        me.say(f"round {repeat + 1}: {iterations}; about {left_s:.0f} s are left")
         # The table calls a plan a policy.
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}

@@ -36,7 +36,9 @@ _LEAST_S = 0.02
 """The least time for each size of each collective."""
 
 
-def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> Path:
+def measure_collectives(
+    me: Rank, out: Path, minutes: float, link: str = "", sizes: Sequence[int] = ()
+) -> Path:
     """Measure the collectives that a table lacks, between all ranks of this job.
 
     Parameters
@@ -50,6 +52,9 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     link : str, optional
         The name of the link between the ranks in the table. By default it is the one
         that `link_of` returns.
+    sizes : sequence of int, optional
+        Sizes of messages in bytes, in ascending order. By default they reach 1 GiB with
+        NCCL, and 64 MiB with gloo.
 
     Returns
     -------
@@ -70,7 +75,8 @@ def measure_collectives(me: Rank, out: Path, minutes: float, link: str = "") -> 
     found_link = link_of(me, layout)
     # The rows of the table name the link as this rank does.
     me = replace(me, link=link or found_link)
-    sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
+    default_sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
+    sizes = sizes or default_sizes
     path = table_path(out, "collectives", _name(me, layout))
     me.say(_in_words(me, layout, sizes))
     # Only rank 0 uses the table. If rank 0 fails at it, all ranks raise its error together,

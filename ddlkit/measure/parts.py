@@ -939,6 +939,7 @@ def points(
     ranks: int = 0,
     rate_bits_per_s: float = 0.0,
     delay_s: float = 0.0,
+    sizes: Sequence[int] = (),
 ) -> PointList:
     """Return the points of one of `PARTS`, or of all parts.
 
@@ -963,6 +964,9 @@ def points(
         lab, but loopback or NCCL.
     delay_s : float, optional
         The delay of each of these links in seconds.
+    sizes : sequence of int, optional
+        Sizes of messages in bytes, for collectives. By default they reach 1 GiB between
+        GPUs, and 64 MiB elsewhere.
 
     Returns
     -------
@@ -993,7 +997,9 @@ def points(
             networks_by_name.require(name)
     body: list[Point] = []
     if "collectives" in wanted:
-        body += collectives(here, _MESSAGES, ranks=counts, rate=rates, delay=[delay_s])
+        body += collectives(
+            here, _MESSAGES, sizes=sizes, ranks=counts, rate=rates, delay=[delay_s]
+        )
     if "layers" in wanted:
         # One rank measures alone, with all cores.
         body += layers(here, networks, _LAYERS, ranks=[1])

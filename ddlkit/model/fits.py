@@ -591,6 +591,13 @@ def warnings_of_fit(description: Mapping[str, Any]) -> list[str]:
     return list(warnings)
 
 
+_MEASURE_THESE = (
+    "measure such sizes too, with the program that made the table (ddlkit measure "
+    "collectives has the option --sizes)"
+)
+"""What to do about sizes that were not measured."""
+
+
 def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]:
     """Yield a warning for each way in which a cost may not hold for a workload.
 
@@ -622,7 +629,7 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
         yield (
             f"{outside.size} of {sizes.size} messages ({sent}) {verb} outside the sizes "
             f"that were measured ({_measured_range(measured)}), so that times are "
-            "extrapolated: measure such sizes too"
+            f"extrapolated: {_MEASURE_THESE}"
         )
 
 
@@ -686,7 +693,7 @@ def doubts_of_units(
     yield (
         f"messages of {_format_range(sizes.min(), sizes.max())}{where} are outside the "
         f"sizes that were measured ({_measured_range(measured)}), so that their times "
-        "are extrapolated: measure such sizes too"
+        f"are extrapolated: {_MEASURE_THESE}"
     )
 
 
