@@ -45,18 +45,20 @@ def modelled(
     Returns
     -------
     dict of str to float
-        The number of messages, ``all-reduces``, and the scaling factor, ``SF``.
+        ``all-reduces`` is the number of messages, and ``SF`` the scaling factor of 32
+        workers.
     """
+    # ``waited_s`` has the time that each message of the plan waits in vain for one more
+    # tensor, until the timeout of the buffer.
     workload, plan, waited_s = setting.with_buffer(network, buffer_bytes)
     cost = setting.cost()
-    # The only overhead, so that there is a single iteration.
-    overheads_s = np.array([cost.alpha_s])
-    iterations_s = fused_iteration_s(
-        workload, plan, waited_s, overheads_s, cost.beta_s_per_byte
+    # The function returns one iteration for each overhead in an array. The cluster has one.
+    (iteration_s,) = fused_iteration_s(
+        workload, plan, waited_s, np.array([cost.alpha_s]), cost.beta_s_per_byte
     )
     return {
         "all-reduces": float(len(plan.ends)),
-        "SF": setting.compute_s(network) / iterations_s[0],
+        "SF": setting.compute_s(network) / iteration_s,
     }
 
 
@@ -72,12 +74,12 @@ def in_lab(lab: Lab) -> pd.DataFrame:
     -------
     DataFrame
         A row for each network and buffer (KEYS). ``measured`` is the mean scaling
-        factor of the rounds, and ``repeatability`` the difference between the largest
-        and the smallest.
+        factor of the repeated iterations, and ``repeatability`` the difference between
+        the largest and the smallest of these factors.
     """
     rows = {}
-    # Cases in which the ranks negotiate the order of messages come last. If a network and
-    # buffer were also run without a negotiation, their row replaces that row.
+    # If a network and buffer were run both with and without a negotiation of the order of
+    # messages, the row with a negotiation counts: it comes last and replaces the other row.
     cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
     for case in cases:
         # None for plans that are neither a buffer nor no fusion.
@@ -88,12 +90,16 @@ def in_lab(lab: Lab) -> pd.DataFrame:
                 "measured": factors.mean(),
                 "repeatability": np.ptp(factors),
             }
+    # The keys of ``rows``, the network and the buffer, become the two levels of the index.
     table = pd.DataFrame(rows).T.rename_axis(KEYS)
     return table.sort_index().reset_index()
 
 
 def replayed_gain(network: str, buffer: str, fitted: str) -> str:
-    """Return a note on what a buffer gains over no fusion in two replays.
+    """Return a note that says how much a buffer gains over no fusion in two replays.
+
+    One replay is that of the campaign LAB, whose link has cheap start-ups and whose ranks
+    negotiate the order of messages.
 
     Parameters
     ----------
@@ -102,7 +108,8 @@ def replayed_gain(network: str, buffer: str, fitted: str) -> str:
     buffer : str
         The size of the buffer, such as "100 MB".
     fitted : str
-        The campaign whose link was set from a fit. The other replay is that of LAB.
+        The campaign of the other replay, whose link was set from a setting that was fitted
+        to the paper, and has expensive start-ups.
     """
     gain = _gain_in_lab(LAB, network, buffer)
     fitted_gain = _gain_in_lab(fitted, network, buffer)
@@ -114,7 +121,7 @@ def replayed_gain(network: str, buffer: str, fitted: str) -> str:
 
 
 def _gain_in_lab(campaign: str, network: str, buffer: str) -> float:
-    """Return the measured gain of a buffer over no fusion."""
+    """Return the measured relative gain of a buffer over no fusion, 0.1 for 10%."""
     factors = in_lab(Lab.load(campaign)).set_index(KEYS)["measured"]
     return float(factors[network, parse_bytes(buffer)] / factors[network, 0] - 1)
 
@@ -126,16 +133,17 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
     ----------
     frame : DataFrame
         The rows of the model and of the lab, as `workbook.osf.lab.graded` returns them.
-        Printed factors are in its column ``paper``. Without this column, CSF differs from
-        the factors between ``paper_low`` and ``paper_high`` by at most its printed error,
-        ``paper_error``.
+        Printed factors, if there are any, are in the column ``paper``. Without this column,
+        the frame has the printed error of CSF, ``paper_error``, and the range of factors
+        from which CSF differs by at most this error, ``paper_low`` to ``paper_high``.
     quantities : sequence of str
         The modelled quantities that are drawn. The first is drawn with its range over
-        all settings.
+        all settings, and printed factors are of this quantity.
     title : str
         The sentence above the figure.
     """
     buffer_mb = frame["buffer_bytes"] / MB
+    # No fusion, whose buffer has 0 bytes, needs a place on the logarithmic axis.
     frame = frame.assign(mb=buffer_mb.where(buffer_mb > 0, NO_FUSION_MB))
     sheet = plots.sheet(title, columns=len(TWO), height=3.4)
     with sheet as (figure, axes):
@@ -150,8 +158,9 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
-                # Instead of factors the paper prints how much CSF errs at most. All rows
-                # that have this error have the same.
+                # Instead of factors the paper prints how much CSF errs at most, for
+                # ResNet-101. In the rows of other networks the error is NaN, which the
+                # maximum leaves out.
                 of_csf = frame["quantity"] == "CSF"
                 largest_error = frame.loc[of_csf, "paper_error"].max()
                 _draw_printed_error(ax, by_quantity, largest_error)
@@ -169,6 +178,7 @@ def _draw_modelled(
     levels: the column of the figure's table, such as "model_low", and the quantity.
     """
     shown = list(quantities)
+    # Tables with one column, so that only the line of the first quantity has a range.
     low = by_quantity["model_low"][shown[:1]]
     high = by_quantity["model_high"][shown[:1]]
     plots.lines(
@@ -177,6 +187,7 @@ def _draw_modelled(
         xlabel="buffer [MB]",
         ylabel="scaling factor",
         log="x",
+        # The figure has one legend, which is below all panels.
         legend="",
         ends=(low, high),
     )
@@ -193,11 +204,12 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame) -> None:
 def _draw_printed_error(
     ax: Axes, by_quantity: pd.DataFrame, largest_error: float
 ) -> None:
-    """Shade, around CSF, where the factor lies if CSF errs by at most the printed error.
+    """Shade the factors from which CSF differs by at most the error that the paper prints.
 
-    Here the paper prints no factors, only the largest error of CSF. ``by_quantity`` has a
-    row for each size of the buffer in MB. Its columns have two levels: the column of the
-    figure's table, such as "paper_low", and the quantity.
+    Here the paper prints no factors, only the largest error of CSF, which is given as a
+    share of 1. ``by_quantity`` has a row for each size of the buffer in MB. Its columns have
+    two levels: the column of the figure's table, such as "paper_low", and the quantity. The
+    ends are NaN, which shades nothing, for a network whose error is not printed.
     """
     ax.fill_between(
         by_quantity.index,

@@ -39,11 +39,19 @@ UNITS = ("tensor", "layer")
 def osf_name(network: str) -> str:
     """Return how the paper writes one of the networks FIVE or ``REPLACED``.
 
+    Parameters
+    ----------
+    network : str
+        The network in any spelling.
+
     Raises
     ------
+    UserError
+        If the network is not known at all.
     StopIteration
-        If it is another network.
+        If it is another known network.
     """
+    # Every spelling of a network gives the same name, under which the network is measured.
     wanted = network_named(network)
     return next(name for name in (*FIVE, REPLACED) if network_named(name) == wanted)
 
@@ -61,8 +69,10 @@ def network_layers(network: str) -> tuple[networks.Layer, ...]:
     """
     if network != REPLACED:
         return networks.layers(network)
+    # The last three layers of VGG-16 are the dense ones.
     convolutions = networks.layers("VGG16")[:-3]
-    # Both have kernels of 1x1 and outputs of 7x7.
+    # The last convolution and its pooling give 512 channels of 7x7. A convolution of 1x1
+    # keeps the 7x7. The second one has a channel for each of the 1000 classes.
     first = networks.conv(512, 512, kernel=1, side=7)
     second = networks.conv(512, 1000, kernel=1, side=7)
     return (*convolutions, first, second)
@@ -86,9 +96,10 @@ def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
     network : str
         A network of Table 2, or ``REPLACED``.
     compute_s : float
-        T_comp in seconds. A third of it is the forward pass.
+        T_comp in seconds. A third of it is the forward pass, because the backward pass
+        takes twice as long (Eq 4).
     unit : {"tensor", "layer"}, optional
-        What one message carries if nothing is fused.
+        What one message carries if nothing is fused. A layer is then one tensor here.
     """
     shape = _shape(network, unit)
     return Workload(
@@ -124,25 +135,32 @@ class _Shape:
 
 @lru_cache(maxsize=32)
 def _shape(network: str, unit: str) -> _Shape:
-    """Return the messages of a network, of which each carries a tensor or a layer."""
+    """Return the messages of a network without fusion, in ready order.
+
+    Each message carries a ``unit``, which is "tensor" or "layer".
+    """
     layers = network_layers(network)
-    total = sum(layer.multiply_adds for layer in layers)
+    total_multiply_adds = sum(layer.multiply_adds for layer in layers)
     shares: list[float] = []
     parameters: list[int] = []
     layer_names: list[str] = []
     tensor_names: list[str] = []
     # The backward pass begins with the last layer, and there with the last tensor.
     for number, layer in reversed(list(enumerate(layers, 1))):
+        # The number of parameters in each message of the layer.
         sizes = list(reversed(layer.tensors))
         if unit == "layer":
             sizes = [sum(layer.tensors)]
+        # The backward time of a layer is in proportion to its operations (Eqs 5 and 6).
+        layer_share = layer.multiply_adds / total_multiply_adds
         for k, size in enumerate(sizes):
             # The first message of a layer waits for its backward pass. The others are
             # ready at the same time.
-            shares.append(layer.multiply_adds / total if k == 0 else 0.0)
+            shares.append(layer_share if k == 0 else 0.0)
             parameters.append(size)
             layer_names.append(str(number))
-            # Names count the tensors of a layer in forward order.
+            # Names count the tensors of a layer from 1 in forward order, in which the first
+            # message is the last.
             tensor_names.append(f"{number}.{len(sizes) - k}")
     return _Shape(
         np.array(shares),
@@ -189,7 +207,7 @@ class PaperSetting:
     def with_buffer(
         self, network: str, capacity: int
     ) -> tuple[Workload, FusionPlan, Floats]:
-        """Return a network's iteration with a fusion buffer.
+        """Return a network's iteration with a fusion buffer, and its messages.
 
         Parameters
         ----------
@@ -205,7 +223,8 @@ class PaperSetting:
         plan : FusionPlan
             The G messages.
         waited_s : ndarray, shape (G,)
-            How long each message waits in vain for one more tensor, in seconds.
+            How long each message waits in vain for one more tensor, in seconds. This is
+            the timeout of the setting if it sends the message, and otherwise 0.
         """
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
@@ -213,15 +232,16 @@ class PaperSetting:
     def cost(self, workers: int = WORKERS) -> AlphaBeta:
         """Return the time of a message by osf Eq 7, in which additions take no time here.
 
-        Up to 8 workers are in one machine, and their link has the rate of PCIe's data
-        sheet. More workers communicate by the network.
+        Up to 8 workers are in one machine (Section 3.1), and their link has the rate of PCIe's
+        data sheet. More workers communicate by the network.
         """
         bytes_per_s = NETWORK_BYTES_PER_S
         if workers <= 8:
-            # PCIe has 16 lanes of 8e9 bits per second here. For each 128 bits of data it sends
-            # 130 bits.
+            # PCIe 3.0 has 16 lanes of 8e9 bits per second here, of which 128 in 130 are data. A
+            # byte has 8 bits.
             bytes_per_s = 8e9 * 16 * 128 / 130 / 8
-        # The field is of WORKERS workers.
+        # ``self.overhead_s`` is that of WORKERS workers. It grows with the steps of a ring,
+        # which are one fewer than its workers.
         overhead_s = self.overhead_s * (workers - 1) / (WORKERS - 1)
         s_per_byte = float(update_s(1.0, workers, bytes_per_s))
         return AlphaBeta(overhead_s, s_per_byte, workers=workers, algorithm="ring")
@@ -236,7 +256,7 @@ def reference_network(network: str) -> str:
 def fused(
     network: str, compute_s: float, capacity: float, timeout_s: float, unit: str
 ) -> tuple[Workload, FusionPlan, Floats]:
-    """Return the iteration of a network with a fusion buffer that has a timeout.
+    """Return the iteration of a network with a fusion buffer, and its messages.
 
     Parameters
     ----------
@@ -245,7 +265,7 @@ def fused(
     capacity : float
         The size of the buffer in bytes, or 0 for no fusion.
     timeout_s : float
-        How long the buffer waits for the next tensor, in seconds.
+        How long the buffer waits for the next tensor, in seconds. It may be infinite.
 
     Returns
     -------
@@ -254,18 +274,20 @@ def fused(
     plan : FusionPlan
         The G messages.
     waited_s : ndarray, shape (G,)
-        How long each message waits in vain for one more tensor, in seconds.
+        How long each message waits in vain for one more tensor, in seconds. This is the
+        timeout if it sends the message, and otherwise 0. It must not be changed.
     """
     work = workload(network, compute_s, unit)
     if capacity == 0:
         plan = none(work)
         waited_s = np.zeros(len(plan.ends))
     else:
-        # The array is passed as bytes, because a cache needs hashable arguments.
+        # A tensor is late if a buffer that waits for it times out before it is ready.
         is_late = work.backward_s >= timeout_s
+        # The array is passed as bytes, because a cache needs hashable arguments.
         plan, has_waited = _buffered(network, capacity, unit, is_late.tobytes())
         waited_s = np.where(has_waited, timeout_s, 0.0)
-    # The result is cached, so that nobody may change it.
+    # All callers get the same array from the cache, so that none of them may change it.
     waited_s.setflags(write=False)
     return work, plan, waited_s
 
@@ -276,24 +298,34 @@ def _buffered(
 ) -> tuple[FusionPlan, NDArray[np.bool_]]:
     """Return the messages of a buffer, and which of them wait in vain for one more tensor.
 
-    The times matter only as far as they make tensors late, so that thousands of settings share
-    a few plans.
+    Of all times of a setting, only which tensors are late matters here. Thousands of settings
+    thus share a few cached plans.
 
     Parameters
     ----------
     network, capacity, unit
         As of `fused`.
     late_tensors : bytes
-        An array of bool, which says of each tensor whether its backward pass takes as long as
-        the buffer waits, or longer.
+        The bytes of an array of bool, which says of each of n tensors in ready order whether
+        its backward pass takes as long as the buffer waits, or longer.
+
+    Returns
+    -------
+    plan : FusionPlan
+        The G messages.
+    has_waited : ndarray of bool, shape (G,)
+        Whether each message waits in vain.
     """
     is_late = np.frombuffer(late_tensors, bool)
-    # Late tensors take 1 s, for which the buffer waits. All others take no time.
+    # `buffer` only compares the time of a tensor with the timeout. With a timeout of 1 s, late
+    # tensors may thus take 1 s, and all others no time.
     work = replace(workload(network, 1.0, unit), backward_s=is_late.astype(float))
     plan = buffer(work, int(capacity), timeout_s=1.0)
     sizes = plan.group_bytes(work)
-    # The next tensor is the first of the next group. The last group has none.
+    # A message waits in vain if it has room for the next tensor, but that tensor is late. The
+    # next tensor is the first of the next group, whose index is the exclusive end of the group.
     next_tensors = np.array(plan.ends[:-1], int)
+    # The last group has no next tensor, and waits for none.
     has_waited = np.zeros(len(plan.ends), bool)
     has_room = sizes[:-1] + work.bytes[next_tensors] <= capacity
     has_waited[:-1] = has_room & is_late[next_tensors]
@@ -325,13 +357,19 @@ def fused_iteration_s(
 
     Notes
     -----
-    Some message leaves as soon as it may, and all messages after it leave one after the
-    other. The iteration ends with the latest of the G ends that this gives.
+    Messages are sent one after the other. From the last message that finds the link free, the
+    link is busy to the end. The iteration is thus the largest value over all messages g of
+
+    leave(g) + s_per_byte * bytes(g) + delta * messages(g),
+
+    where message g may leave at leave(g), and bytes(g) and messages(g) are what is left to
+    send from message g on.
     """
-    # For each message, how many messages and bytes are left to send, with its own.
+    # Summed from the last message backwards, the message itself included.
     messages_left = np.arange(len(plan.ends), 0, -1.0)
     bytes_left = np.cumsum(plan.group_bytes(work)[::-1])[::-1]
     leave_s = plan.group_ready_s(work) + waited_s
     end_without_overheads_s = leave_s + s_per_byte * bytes_left
-    overheads_s = np.multiply.outer(overhead_s, messages_left)
-    return np.max(end_without_overheads_s + overheads_s, axis=1)
+    # Shape (D, G).
+    overheads_left_s = np.multiply.outer(overhead_s, messages_left)
+    return np.max(end_without_overheads_s + overheads_left_s, axis=1)

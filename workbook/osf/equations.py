@@ -65,6 +65,7 @@ def of_workload(workload: Workload) -> tuple[list[float], list[float]]:
     backward_s : list of float, length n
         The backward time of each tensor in forward order, in seconds.
     """
+    # Forward order is the reverse of ready order.
     sizes = workload.bytes[::-1].astype(float).tolist()
     backward_s = workload.backward_s[::-1].tolist()
     return sizes, backward_s
@@ -115,7 +116,7 @@ def csf(compute_s: float, communication_s: float) -> float:
     Returns
     -------
     float
-        The constant scaling factor (CSF), from 0 to 1.
+        The scaling factor (CSF) by the ratio of communication to computation, from 0 to 1.
 
     Notes
     -----
@@ -137,8 +138,8 @@ def compute_s(
     Parameters
     ----------
     forward_flops : array_like, shape (n,)
-        The operations C of each layer's forward pass for *one sample*. Table 1 speaks
-        of a mini-batch, but then the batch would count twice.
+        The operations C of each layer's forward pass for *one sample*. By Table 1, C is for
+        a mini-batch, but then the batch would count twice in the formula below.
     batch : int
         The number M of samples in the mini-batch of a worker.
     c : float
@@ -155,7 +156,7 @@ def compute_s(
     -----
     T_comp = 3 T_forward = sum over i of 3 M C^(i) / (c pi)
 
-    The backward pass takes twice as long as the forward pass.
+    The factor is 3 because the backward pass takes twice as long as the forward pass.
     """
     return 3 * batch * float(np.sum(forward_flops)) / (c * flops_per_s)
 
@@ -173,13 +174,14 @@ def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats
     sent_s : sequence of float, length n
         The time t_update(D) of each layer's all-reduce, in seconds.
     first : int, optional
-        Where the sum over backward times begins, at j = i + ``first``: 1 as printed,
-        or 0 as the prose of Eq 8 and Eq 15 have it.
+        Where the sum over backward times begins, at j = i + ``first``. Eq 8 prints 1. The
+        text before Eq 8, and Eq 15, have 0.
 
     Returns
     -------
     ndarray, shape (n,)
-        The start tau of each layer, in seconds from the end of layer n's backward.
+        The start tau of each layer, in seconds from the end of layer n's backward. Layer n
+        comes first in the backward pass.
 
     Notes
     -----
@@ -191,8 +193,11 @@ def update_start_s(backward_s: Values, sent_s: Values, first: int = 1) -> Floats
     n = len(backward_s)
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
+    # The index i is that of layer i + 1. Layer n, whose index is n - 1, starts at 0.
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
+        # The time of layer n, at index n - 1, is not in the sum, because tau counts from the
+        # end of its backward.
         computed_s = math.fsum(backward_s[i + first : n - 1])
         start_s[i] = max(link_free_s, computed_s)
     return np.array(start_s)
@@ -215,7 +220,8 @@ def overlap_s(backward_s: Values) -> float:
     -----
     T_overlap = sum over i = 1 to n - 1 of t_backward^(i)
 
-    Nothing is sent before the gradient of layer n, whose backward is the first.
+    The time of layer n, the last element, is left out. Its backward comes first, and nothing
+    is sent before its gradient is computed.
     """
     return math.fsum(backward_s[:-1])
 
@@ -232,12 +238,12 @@ def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) ->
     sent_s : sequence of float, length n
         The time of each layer's all-reduce, in seconds.
     first : int, optional
-        The reading of Eq 8, as `update_start_s` describes.
+        The sum of Eq 8 begins at j = i + ``first``: 1 as printed, or 0 as its prose has it.
 
     Returns
     -------
     float
-        The overlapped scaling factor (OSF).
+        The scaling factor with overlap (OSF).
 
     Notes
     -----
@@ -255,8 +261,9 @@ def osf(forward_s: float, backward_s: Values, sent_s: Values, first: int = 1) ->
     1.286
     """
     computed_s = forward_s + math.fsum(backward_s)
-    # Eq 9
-    updated_s = update_start_s(backward_s, sent_s, first)[0] + sent_s[0]
+    # Eq 9. Layer 1, whose index is 0, is sent last.
+    last_start_s = update_start_s(backward_s, sent_s, first)[0]
+    updated_s = last_start_s + sent_s[0]
     return computed_s / (computed_s + updated_s - overlap_s(backward_s))
 
 
@@ -304,8 +311,8 @@ def update_s(
     1.5
     """
     share = (workers - 1) / workers
-    per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
-    return per_byte * np.asarray(n_bytes, dtype=float) + overhead_s
+    s_per_byte = 2 * share / bytes_per_s + share / (adds_per_s * bytes_per_parameter)
+    return s_per_byte * np.asarray(n_bytes, dtype=float) + overhead_s
 
 
 def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> AlphaBeta:
@@ -314,7 +321,7 @@ def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> Alph
     Parameters
     ----------
     n_bytes : array_like, shape (m,)
-        The size of each message in bytes.
+        The size of each message in bytes. There must be two sizes at least.
     seconds : array_like, shape (m,)
         The measured time of each message, in seconds.
     workers : int
@@ -332,9 +339,9 @@ def ring_from_ends(n_bytes: ArrayLike, seconds: ArrayLike, workers: int) -> Alph
     largest = sizes.max()
     smallest_s = float(np.median(times[sizes == smallest]))
     largest_s = float(np.median(times[sizes == largest]))
-    slope = (largest_s - smallest_s) / float(largest - smallest)
-    startup_s = smallest_s - slope * float(smallest)
-    return AlphaBeta(startup_s, slope, workers=workers, algorithm="ring")
+    s_per_byte = (largest_s - smallest_s) / float(largest - smallest)
+    startup_s = smallest_s - s_per_byte * float(smallest)
+    return AlphaBeta(startup_s, s_per_byte, workers=workers, algorithm="ring")
 
 
 def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
@@ -343,7 +350,8 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     Parameters
     ----------
     cost : AlphaBeta
-        The time of an all-reduce. Without a number of workers, two are assumed.
+        The time of an all-reduce between N workers. If its ``workers`` are not known, two
+        are assumed.
 
     Returns
     -------
@@ -356,12 +364,14 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
 
     1 / beta = cost.beta_s_per_byte N / (2 (N - 1)) and delta = cost.alpha_s.
 
-    The paper gives no delay of a link. Here delta is the time of 2 (N - 1) messages,
-    one after the other, and two of these messages make a round trip.
+    The paper gives no delay of a link. A ring all-reduce takes 2 (N - 1) steps, one after the
+    other, whose delays add up to delta here. A round trip is two of these delays, and thus
+    takes delta / (N - 1).
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
-    return bytes_per_s * cost.alpha_s / (workers - 1)
+    round_trip_s = cost.alpha_s / (workers - 1)
+    return bytes_per_s * round_trip_s
 
 
 # -- overlap with fusion -------------------------------------------------------------
@@ -396,7 +406,8 @@ def buffered_bytes(
 
     else B^(i) = D^(i)
     """
-    # A list, because single elements of an array are slow.
+    # A list, because single elements of an array are slow. It begins with the "else" of the
+    # formula, in which a layer is alone in the buffer. The index i is that of layer i + 1.
     filled = [float(size) for size in sizes]
     for i in range(len(sizes) - 2, -1, -1):
         if filled[i + 1] + sizes[i] <= capacity and backward_s[i] < timeout_s:
@@ -419,12 +430,13 @@ def sent_bytes(
     sizes, backward_s, capacity, timeout_s
         As of `buffered_bytes`.
     literal : bool, optional
-        Whether to compute what is printed. Printed, some bytes may never be sent.
+        Whether to compute Eq 13 as printed, by which some bytes may never be sent. Otherwise
+        it is repaired, as the notes say.
 
     Returns
     -------
     ndarray, shape (n,)
-        The bytes F of the message that leaves after each layer, or 0.
+        The bytes F of the message that leaves after each layer, or 0 if none leaves.
 
     Notes
     -----
@@ -432,12 +444,14 @@ def sent_bytes(
 
     else F^(i) = 0
 
-    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout.
+    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout, because the
+    buffer waits for layer i - 1.
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
+    # The index i is that of layer i + 1, and i - 1 that of the next layer to be computed.
     for i in range(len(sizes)):
-        # Layer 1, whose index is 0, is the last in the backward pass.
+        # Layer 1 is the last in the backward pass.
         is_last_computed = i == 0
         if literal:
             timed_out = backward_s[i] > timeout_s
@@ -464,7 +478,7 @@ def wait_s(
     sizes, backward_s, capacity, timeout_s
         As of `buffered_bytes`.
     literal : bool, optional
-        Whether to compute what is printed.
+        Whether to compute Eq 14 as printed. Otherwise it is repaired, as the notes say.
 
     Returns
     -------
@@ -479,9 +493,12 @@ def wait_s(
     - else t_backward^(i-1) if B^(i) + D^(i-1) > Q,
     - else 0.
 
-    Repaired, a full buffer does not wait, and the comparison with the timeout is >=.
+    Repaired, a full buffer does not wait, because the size of the next tensor is known before
+    its backward pass. The comparison with the timeout is >=, as it is in Eq 12.
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
+    # Layer 1, whose index is 0, waits for no other layer. The index i is that of layer i + 1,
+    # and i - 1 that of the layer for which it waits.
     waited_s = np.zeros(len(sizes))
     for i in range(1, len(sizes)):
         next_layer_s = backward_s[i - 1]
@@ -514,12 +531,14 @@ def fused_start_s(
     update : callable
         t_update, the time of an all-reduce in seconds by its bytes.
     literal : bool, optional
-        Whether to compute what is printed.
+        Whether to compute Eqs 13 to 15 as printed. Otherwise they are repaired: Eq 15 as the
+        notes say, and Eqs 13 and 14 as `sent_bytes` and `wait_s` say.
 
     Returns
     -------
     ndarray, shape (n,)
-        The start tau of each transfer, in seconds from the end of layer n's backward.
+        The start tau of the message after each layer, in seconds from the end of layer n's
+        backward. Layer n is the first in the backward pass.
 
     Notes
     -----
@@ -528,18 +547,21 @@ def fused_start_s(
     tau^(i) = max(tau^(i+1) + t_update(F^(i+1)) + t_wait^(i+1),
     sum over j = i to n - 1 of t_backward^(j))
 
-    Repaired, t_wait^(i) is added to the sum instead. A layer that sends nothing starts
-    when the link is free and takes no time.
+    Repaired, t_wait^(i) is added to the sum instead, because a wait delays the message that
+    waits. A layer that sends nothing starts when the link is free and takes no time.
     """
     buffer = (sizes, backward_s, capacity, timeout_s)
     waited_s = wait_s(*buffer, literal=literal).tolist()
     sent = sent_bytes(*buffer, literal=literal).tolist()
+    # As printed, t_update also counts where nothing is sent, which may be an overhead.
     sent_s = [update(size) if literal or size > 0 else 0.0 for size in sent]
     n = len(sizes)
+    # A list, because single elements of an array are slow.
     start_s = [0.0] * n
     if not literal:
         # The wait of layer n delays its own message, which is the first.
         start_s[-1] = waited_s[-1]
+    # The index i is that of layer i + 1, and n - 1 that of layer n.
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
         computed_s = math.fsum(backward_s[i : n - 1])
@@ -548,7 +570,7 @@ def fused_start_s(
         elif sent[i] > 0:
             start_s[i] = max(link_free_s, computed_s + waited_s[i])
         else:
-            # Nothing leaves here: tau only hands on when the link is free.
+            # Nothing leaves here. The next layer needs to know when the link is free.
             start_s[i] = link_free_s
     return np.array(start_s)
 
@@ -574,7 +596,8 @@ def osf_fused(
     update : callable
         t_update, the time of an all-reduce in seconds by its bytes.
     literal : bool, optional
-        Whether to compute what is printed.
+        Whether to compute Eqs 13 to 15 as printed. Otherwise they are repaired, as
+        `sent_bytes`, `wait_s` and `fused_start_s` say.
 
     Returns
     -------
@@ -586,7 +609,7 @@ def osf_fused(
     OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)
     """
     sent = sent_bytes(sizes, backward_s, capacity, timeout_s, literal=literal)
-    # Layer 1, whose index is 0, is the last in the backward pass.
+    # Layer 1, whose index is 0, is the last in the backward pass, and is always sent.
     last_message_bytes = float(sent[0])
     start_s = fused_start_s(
         sizes, backward_s, update, capacity, timeout_s, literal=literal
@@ -606,8 +629,8 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
     iteration : Iteration
         A workload, its fusion plan and the cost of a message.
     literal : bool, optional
-        Whether fusion is computed as printed. Eq 8 is always computed as its prose has
-        the sum, from j = i.
+        Whether Eqs 13 to 15, of fusion, are computed as printed, or else repaired. The sum
+        of Eq 8 always begins at j = i, as its prose has it, and not at j = i + 1 as printed.
 
     Returns
     -------
@@ -619,16 +642,17 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
     workload = iteration.workload
     cost = iteration.cost
     sizes, backward_s = of_workload(workload)
+    # Such as "none", "buffer:25MB", or "buffer:25MB:1ms" with a timeout.
     planner, _, argument = iteration.plan.planner.partition(":")
+    # The paper has all-reduces, of which one at a time is in flight.
     is_covered = cost.collective == "all_reduce" and iteration.link.in_flight == 1
-    # The second argument of a buffer is its timeout.
     is_constant_buffer = planner == "buffer" and ":" not in argument
 
     def update(n_bytes: float) -> float:
         # A layer without bytes sends no message.
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
-    # It stays NaN where the paper has no formula.
+    # The scaling factor stays NaN where the paper has no formula.
     factor = math.nan
     forward_s = workload.forward_s
     if is_covered and planner == "none":
@@ -642,7 +666,7 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
         factor = osf_fused(
             forward_s, sizes, backward_s, update, capacity, literal=literal
         )
-    # The paper has no update of the weights, which takes its time after all messages.
+    # The paper leaves out the update of the weights. Its time is added after all messages.
     computed_s = workload.compute_s - workload.update_s
     return Prediction(
         iteration_s=computed_s / factor + workload.update_s,
@@ -673,15 +697,20 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     -----
     T >= max(T_comp, T_constant - 2/3 T_comp - (k - 1) delta)
 
-    Let b be the time of all bytes. Without overlap the constant plan takes
-    T_comp + k delta + b, and with overlap it takes no longer. Any plan begins to send
-    after the forward pass, which is a third of T_comp, and then needs delta + b at
-    least. A message that waits for a tensor in vain still leaves before the end of the
-    backward pass.
+    Let b be the time of all bytes on the link.
+
+    - T_constant <= T_comp + k delta + b, which is the time without overlap. This also holds
+      with a timeout, because a message that waits for a tensor in vain still leaves before
+      the end of the backward pass.
+    - T >= T_comp / 3 + delta + b, because any plan begins to send after the forward pass,
+      which is a third of T_comp, and sends one message at least.
+
+    The second term of the maximum follows from both lines.
     """
-    # All times are over T_comp.
+    # Both times are over T_comp.
     constant = 1 / constant_sf
-    return constant / max(1.0, constant - 2 / 3 - saved_overhead) - 1
+    least = max(1.0, constant - 2 / 3 - saved_overhead)
+    return constant / least - 1
 
 
 def largest_scaling_loss(communication_growth: float) -> float:
@@ -695,8 +724,8 @@ def largest_scaling_loss(communication_growth: float) -> float:
     Returns
     -------
     float
-        The share that the scaling factor can lose, because no iteration grows by a
-        larger share than its communication.
+        The share that the scaling factor can lose at most. The iteration grows by no larger
+        share than its communication, and the factor is T_comp over the iteration.
 
     Notes
     -----
@@ -728,10 +757,12 @@ def breakdown(
 ) -> dict[str, float]:
     """Return how long each phase of a simulated exchange takes on a rank of usual speed.
 
+    If one rank is slower, the others wait for it, which is NEGOTIATE on a usual rank.
+
     Parameters
     ----------
     workload : Workload
-        One iteration of the rank.
+        What a rank of usual speed computes in one iteration.
     plan : FusionPlan
         Which gradients share a message. The plan has G groups.
     cost : MessageCost
@@ -739,8 +770,8 @@ def breakdown(
     waited_s : float or ndarray, shape (G,), optional
         How long each message waits in vain for one more tensor, in seconds.
     slowest : float, optional
-        By which factor the slowest rank computes longer. A message starts when its last
-        gradient is ready on this rank.
+        By which factor the slowest rank computes longer. A message cannot start before its
+        last gradient is ready on the slowest rank.
     negotiate_s : float, optional
         How long the ranks take to agree on the order of messages, in seconds.
     link : Link, optional
@@ -751,14 +782,17 @@ def breakdown(
     dict of str to float
         The seconds of each of `PHASES`.
     """
+    # When each message is complete on this rank, and when it may leave: then it is also
+    # complete on the slowest rank, has waited for the timeout, and is agreed upon.
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
-    _, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
+    _start_s, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
+    # A message begins once the message before it has ended. The first one finds a free link.
     link_free_s = np.concatenate([[0.0], end_s[:-1]])
     begin_s = np.maximum(leave_s, link_free_s)
-    # The first gradient of each group waits from then on for the others.
+    # The first gradient of each group waits for the others from this time on.
     first_gradient_s = workload.ready_s[np.array(plan.starts)]
-    # Where phases overlap, the earlier one in the dict counts.
+    # Where phases overlap, the earlier one in the dict counts. What no phase covers is MISC.
     phases = {
         "ALLREDUCE": _spans(begin_s, end_s),
         "WAIT": _spans(first_gradient_s, ready_s + waited_s),
@@ -780,18 +814,21 @@ def of_timeline(
         The spans of one iteration.
     rank : int, optional
         The rank whose spans count.
-    first : str, optional
-        The phase that counts where phases overlap, such as "NEGOTIATE".
+    first : {"ALLREDUCE", "WAIT", "NEGOTIATE"}, optional
+        The phase that counts where phases overlap. After it, they count in the order
+        ALLREDUCE, WAIT, NEGOTIATE.
 
     Returns
     -------
     dict of str to float
-        The seconds of each of `PHASES`.
+        The seconds of each of `PHASES`. What no other phase covers is MISC.
     """
     of_rank = timeline.select(timeline.rank == rank)
+    # Start and end of the times in which any message is under way, shape (m, 2), in order.
     messages = of_rank.spans(COMMUNICATION)
     backward = of_rank.select(of_rank.kind == "backward")
-    # The first gradient of a group waits in the buffer until the last one is ready.
+    # A gradient is ready when its backward ends. The first gradient of a group waits in the
+    # buffer until the last one is ready.
     group_first_s = []
     group_last_s = []
     for group in np.unique(backward.group):
@@ -803,8 +840,8 @@ def of_timeline(
         "WAIT": _spans(np.array(group_first_s), np.array(group_last_s)),
         "NEGOTIATE": of_rank.spans(("negotiate",)),
     }
-    # Where phases overlap, the earlier one in the dict counts. A key keeps the place at which
-    # it first stood, so that ``first`` is the earliest.
+    # Where phases overlap, the earlier one in the dict counts. ``first`` is put in first, and
+    # keeps its place when the dict of all phases repeats it.
     ordered = {first: phases[first], **phases}
     # From the first gradient to the end of the last message.
     total_s = float(messages[-1, 1] - backward.end_s.min())
@@ -820,16 +857,24 @@ def _spans(start_s: Floats, end_s: Floats) -> Floats:
 
 
 def _each_moment_once(phases: Mapping[str, Floats], total_s: float) -> dict[str, float]:
-    """Return the seconds of each phase that no earlier phase covers, and MISC.
+    """Return the seconds of each phase, in which a moment counts for one phase only.
 
     Parameters
     ----------
     phases : mapping of str to ndarray, shape (m, 2)
-        The start and the end of the spans of each phase, in seconds.
+        The start and the end of the spans of each phase, in seconds. A moment counts for the
+        first phase of the mapping that covers it.
     total_s : float
         The seconds of all phases together. What no span covers is MISC.
+
+    Returns
+    -------
+    dict of str to float
+        The seconds of each of `PHASES`.
     """
     lengths_s = {}
+    # The union of the spans of all phases so far. A phase has the time by which its spans make
+    # this union longer.
     earlier_s = 0.0
     covered = np.empty((0, 2))
     for phase, spans in phases.items():

@@ -31,8 +31,8 @@ def _osf_of(workload: Workload, cost: MessageCost, first: int) -> float:
     # The arrays of a workload are in ready order, and the equations in forward order.
     sent_s = cost(workload.bytes[::-1]).tolist()
     factor = osf.osf(workload.forward_s, backward_s, sent_s, first=first)
-    # The paper has no update of the weights. It makes one worker and all workers slower
-    # by the same time.
+    # The paper leaves out the update of the weights, which is added here. An iteration of one
+    # worker and of all workers gets longer by this time.
     paper_compute_s = workload.compute_s - workload.update_s
     iteration_s = paper_compute_s / factor + workload.update_s
     return workload.compute_s / iteration_s

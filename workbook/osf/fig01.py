@@ -26,8 +26,15 @@ def modelled(setting: PaperSetting) -> dict[str, Timeline]:
     ----------
     setting : PaperSetting
         What the paper leaves out of its cluster.
+
+    Returns
+    -------
+    dict of str to Timeline
+        The timelines by the name that the figure gives them, first that of CSF.
     """
-    workload = cluster.workload(REPLACED, setting.compute_s(REPLACED), "layer")
+    compute_s = setting.compute_s(REPLACED)
+    # Messages carry layers, as in the paper's figure, whatever the setting says of them.
+    workload = cluster.workload(REPLACED, compute_s, unit="layer")
     cost = setting.cost()
     after_computation = Iteration(workload, single(workload), cost)
     overlapped = Iteration(workload, none(workload), cost)
@@ -48,16 +55,17 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
         The spans that it shows. The column ``model`` names the timeline of a span, and
         ``paper_backward_over_forward`` repeats ``ratio``.
     ratio : float
-        The time of the backward pass over that of the forward pass, by osf Eq 4.
+        The time of the backward pass over that of the forward pass that osf Eq 4 states.
     """
     timelines = modelled(settings.setting())
     ratio = claimed("osf-eq4-backward")
-    exposed_ms = [
+    # Exposed communication is that during which nothing is computed.
+    without_overlap_ms, overlapped_ms = [
         1e3 * timeline.exposed_communication_s() for timeline in timelines.values()
     ]
     title = (
         "By the model, overlap shortens exposed communication from "
-        f"{exposed_ms[0]:.0f} ms to {exposed_ms[1]:.1f} ms"
+        f"{without_overlap_ms:.0f} ms to {overlapped_ms:.1f} ms"
     )
     figure, spans = plots.timelines(timelines, "model", title)
     return figure, spans.assign(paper_backward_over_forward=ratio), ratio
@@ -67,22 +75,24 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
 def _backward_over_forward() -> Result:
     """Return the backward over the forward pass, in time and in operations.
 
-    The paper calls the ratio one of time complexity, and uses it for times.
+    The paper calls the ratio one of time complexity, and uses it for times, so that both are
+    readings.
     """
+    # The layer times of all recordings in which one rank had its device to itself.
     layers = source.everywhere("layers").query("ranks == 1")
-    # A recording of a GPU has a network at several batches, whose times are not added up.
+    # The layers are summed for each network in each recording, whose directory is ``place``. A
+    # recording of a GPU has a network at several batches, whose times are not added up.
     recording = ["network", "place", "precision", "device", "batch"]
     sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
     ratios = sums_s["backward_s"] / sums_s["forward_s"]
 
-    # The first level of the index is the network.
-    is_in_table_2 = ratios.index.isin(cluster.measured_names(), level=0)
+    is_in_table_2 = ratios.index.isin(cluster.measured_names(), level="network")
     ranges = []
     for name, of_network in ratios[is_in_table_2].groupby("network"):
         ranges.append(f"{name} {of_network.min():.3g} to {of_network.max():.3g}")
-    # In an element of the index, too, the network comes first.
-    lowest = ratios.idxmin()[0]
-    highest = ratios.idxmax()[0]
+    # The key of a ratio has the values of ``recording``, of which the network is the first.
+    lowest, *_ = ratios.idxmin()
+    highest, *_ = ratios.idxmax()
     note = (
         f"{lowest} the least, {highest} the most; of Table 2 {', '.join(ranges)}; "
         "one rank on CPUs, two machines, fp32 and bf16; in operations 2 "
@@ -104,9 +114,10 @@ def _backward_over_forward() -> Result:
 def _operations_ratio(network: str) -> float:
     """Return the operations of a backward pass over those of the forward pass.
 
-    Each of the two gradients of a layer costs as much as its forward pass, but the first
-    layer needs only one of them.
+    A layer computes the gradient of its weights and that of its input, each at the cost of its
+    forward pass. The first layer does not need the gradient of its input, the image.
     """
     layers = networks.layers(network)
     forward = sum(layer.multiply_adds for layer in layers)
+    # (2 * forward - that of the first layer) / forward.
     return 2 - layers[0].multiply_adds / forward

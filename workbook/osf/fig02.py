@@ -25,19 +25,19 @@ CONDITIONS = {
 
 
 def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
-    """Return an example in which it pays to wait for one tensor, and not for another.
+    """Return an example in which it saves time to wait for one tensor, and not for another.
 
-    The paper has no numbers for it. They are chosen here so that waiting for the second
-    of four equal tensors pays, and waiting for the last does not.
+    The paper draws the example without numbers. They are chosen here so that it saves time to
+    wait for the second of four equal tensors, and costs time to wait for the last one.
 
     Returns
     -------
     workload : Workload
-        The iteration with four tensors.
+        The iteration with four tensors, in the order in which they become ready.
     cost : AlphaBeta
         The time of a message.
     timelines : dict of str to Timeline
-        The iteration by the plan of CONDITIONS.
+        The iteration with each of three plans, by the names that CONDITIONS has for them.
     """
     workload = Workload.from_arrays(
         forward_s=2e-3,
@@ -45,6 +45,7 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
         n_bytes=[4 * MB] * 4,
     )
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
+    # A start-up of 4 ms is chosen, too. The time of a byte is that of the paper's network.
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
     # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
     # last message ends with the last tensor.
@@ -68,14 +69,14 @@ def draw() -> tuple[Figure, pd.DataFrame]:
     figure : Figure
         The figure.
     spans : DataFrame
-        The spans that it shows, whose timeline is named by the column ``plan``. The size
-        of the buffer in the paper's example is ``paper_buffer_tensors``.
+        The spans that it shows. The column ``plan`` names the timeline of a span. The
+        buffer in the paper's example holds ``paper_buffer_tensors`` tensors.
     """
-    _, _, timelines = modelled()
-    best = min(timelines, key=lambda name: timelines[name].duration_s)
+    _workload, _cost, timelines = modelled()
+    shortest = min(timelines, key=lambda name: timelines[name].duration_s)
     title = (
-        f"The iteration is shortest, {1e3 * timelines[best].duration_s:.1f} ms, if "
-        f"{CONDITIONS[best]}"
+        f"The iteration is shortest, {1e3 * timelines[shortest].duration_s:.1f} ms, if "
+        f"{CONDITIONS[shortest]}"
     )
     figure, spans = plots.timelines(timelines, "plan", title)
     buffer_tensors = int(prose("osf")["fig02-buffer"])

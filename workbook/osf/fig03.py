@@ -73,7 +73,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
         return {"simulated": simulated, **by_formulas(workload, cost)}
 
     frame = tidy(factors, {"network": FIVE})
-    # The simulated factor is the first of each network.
+    # `factors` puts the simulated factor before the others of a network.
     simulated = frame.groupby("network")["model"].transform("first")
     return frame.assign(error=frame["model"] / simulated - 1)
 
@@ -96,7 +96,7 @@ def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     -------
     DataFrame
         A row for each case: ``network``, ``workers`` and ``link``, the ``measured``
-        scaling factor, and the relative error of each of FORMULAS.
+        scaling factor, and a column for each of FORMULAS, which has its relative error.
     """
     rows = []
     for campaign in campaigns:
@@ -112,8 +112,10 @@ def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
 def _case_in_lab(lab: Lab, case: Case, cost_form: str) -> dict[str, Any]:
     """Return the row of `in_lab` for one case.
 
-    ``cost_form`` is one of LINES, from which the formulas take the time of a message.
+    ``cost_form`` is one of LINES: the straight line from which the formulas take the time of
+    a message.
     """
+    # The mean scaling factor of the repeated iterations.
     measured = lab.rounds(case)["factor"].mean()
     cost = lab.calibration.of_case(case).costs_by_form[cost_form]
     row = {
@@ -141,23 +143,26 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of `in_lab`.
-        The column ``grade``, which is "model" or "lab", tells them apart. A network that
-        was replayed with expensive start-ups has EXPENSIVE after its name. The printed
-        factor of VGG-16 is ``paper``, and the printed errors of a formula are between
-        ``paper_error_low`` and ``paper_error_high``.
+        The rows of `modelled` in the best setting, with their ranges over all compatible
+        settings, and then those of `in_lab`. The column ``grade``, which is "model" or
+        "lab", tells them apart. A network that was replayed with expensive start-ups has
+        EXPENSIVE after its name. The printed factor of VGG-16 is ``paper``, and the sizes
+        of a formula's printed errors are from ``paper_error_low`` to ``paper_error_high``.
     """
-    model = settings.over(modelled, ["network", "quantity"], ["model", "error"])
+    model = settings.over(
+        modelled, keys=["network", "quantity"], values=["model", "error"]
+    )
     cheap = in_lab((CAMPAIGN, LAB))
-    # The figure has rows of their own for these replays.
+    # These replays have expensive start-ups. The figure has rows of their own for them.
     expensive = in_lab((REGIMES,))
     expensive = expensive.assign(network=expensive["network"] + EXPENSIVE)
     frame = graded(model, cheap, expensive)
-    # The factor of VGG-16 is printed with Figure 8.
+    # The factor of VGG-16 without fusion is printed with Figure 8.
     factor = claimed("osf-fig08-before")
     frame["paper"] = printed_at(frame, factor, network="VGG16", quantity="simulated")
     for name, (low, high) in printed_errors().items():
         is_formula = frame["quantity"] == COLUMNS[name]
+        # Printed in %, and here a share of 1, as all errors of the table.
         frame.loc[is_formula, "paper_error_low"] = low / 100
         frame.loc[is_formula, "paper_error_high"] = high / 100
     return frame
@@ -175,7 +180,7 @@ def spelled(name: str) -> str:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the errors of CSF and of OSF, a panel each, on the cluster and in the lab.
+    """Draw the errors of the predicted scaling factors, a panel for CSF and one for OSF.
 
     Parameters
     ----------
@@ -184,6 +189,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     """
     lab = frame[frame["grade"] == "lab"]
     is_expensive = lab["network"].str.endswith(EXPENSIVE)
+    # The title has the errors of CSF with their sign, and that of OSF without it.
     largest_cheap = _largest(lab.loc[~is_expensive, "CSF"])
     largest_expensive = _largest(lab.loc[is_expensive, "CSF"])
     title = (
@@ -194,6 +200,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     sheet = plots.sheet(title, columns=2, height=4.6, sharex=True, sharey=True)
     with sheet as (figure, axes):
         for ax, (name, printed) in zip(axes, printed_errors().items(), strict=True):
+            # COLUMNS has what the table calls the formula.
             _draw_errors(ax, frame, COLUMNS[name], printed)
             low, high = printed
             ax.set_title(f"{name}: the paper states {low:g}% to {high:g}%")
@@ -208,11 +215,11 @@ def _largest(errors: pd.Series) -> float:
 def _draw_errors(
     ax: Axes, frame: pd.DataFrame, formula: str, printed: tuple[float, float]
 ) -> None:
-    """Draw the least and the largest error of a formula, a row for each network.
+    """Draw the range of a formula's errors, a row for each network and place.
 
-    In the lab they are over all cases. On the cluster they are over all compatible
-    settings of what the paper leaves open, which are those that give VGG-16 its stated
-    factor and agree with the most of the paper's other statements.
+    A network of the lab has the range over all of its cases. A network of the cluster has
+    the range over all compatible settings of what the paper leaves open. Compatible settings
+    give VGG-16 its stated factor, and agree with as many other statements as any such setting.
 
     Parameters
     ----------
@@ -226,10 +233,12 @@ def _draw_errors(
         The least and the largest size of the error that the paper prints, in %.
     """
     model = rows_of(frame, grade="model", quantity=formula).set_index("network")
+    # The columns get the names that they have in the table of the lab below.
     model = model.loc[list(FIVE), ["error_low", "error_high"]]
     model = model.set_axis(["min", "max"], axis=1)
     model.index = [f"{spelled(name)}, cluster" for name in model.index]
 
+    # A row of the lab has the error of each formula in a column of its name.
     lab = frame[frame["grade"] == "lab"]
     replayed = lab.groupby("network")[formula].agg(["min", "max"])
     names = sorted(replayed.index, key=_order_in_figure)
@@ -237,8 +246,9 @@ def _draw_errors(
 
     cases = [*model.index, *replayed.index]
     label = "error of the predicted scaling factor [%]"
-    # Both series are drawn in the middle of their rows, because no row has both. In the
-    # rows of the other series a series is NaN, which draws nothing.
+    # Series of one call would be drawn side by side in each row. No row has both series here,
+    # so that each has a call of its own and is drawn in the middle of its rows. It is NaN in
+    # the rows of the other series, which draws nothing.
     plots.intervals(
         ax,
         cases,
@@ -256,8 +266,9 @@ def _draw_errors(
 def _order_in_figure(name: str) -> tuple[bool, str, int]:
     """Return the key by which the networks of the lab are sorted.
 
-    Networks with expensive start-ups come last. Then the first letters put the networks of
-    a family together, and the length puts ResNet-50 before ResNet-101.
+    Networks with expensive start-ups come last. Among the others and among these, the first
+    six letters put the networks of a family together, and then the length of the name puts
+    ResNet-50 before ResNet-101.
     """
     family = name[:6]
     return EXPENSIVE in name, family, len(name)
@@ -266,7 +277,7 @@ def _order_in_figure(name: str) -> tuple[bool, str, int]:
 def _ends_percent(
     errors: pd.DataFrame, cases: Sequence[str]
 ) -> tuple[pd.Series, pd.Series]:
-    """Return the least and the largest error of each case in %, or NaN without one."""
+    """Return the least and the largest error of each case in %, NaN if it has no error."""
     percent = 100 * errors.reindex(cases)
     return percent["min"], percent["max"]
 
@@ -288,15 +299,18 @@ check("osf-fig03-resnets", "three ResNets: CSF's error, no buffer", 1, 1)(
 def _osf_error_reduction() -> Result:
     """Return by how many % OSF reduces the error of CSF, from the printed errors.
 
-    The paper does not say which error of CSF belongs to the largest error of OSF. The
-    least and the largest error of CSF give the ends of an interval. Each printed error
-    may differ from the true one by its rounding, which makes the interval wider.
+    The reduction is 1 - OSF's error / CSF's error. The paper does not say which error of CSF
+    belongs to the largest error of OSF, so that the least and the largest error of CSF give
+    the ends of an interval. Each printed error may differ from the true one by half of its
+    last digit, which makes the interval wider.
     """
+    # Numbers that the text of the paper prints, by name. These are in %.
     printed = claims.prose("osf")
     least_csf = printed["fig03-csf-error-min"]
     largest_csf = printed["fig03-csf-error-max"]
     largest_osf = printed["fig03-osf-error-max"]
-    # CSF's least error is printed as a whole number, and the others with one decimal.
+    # CSF's least error is printed as a whole number, which is off by at most 0.5, and the
+    # others with one decimal.
     largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
     least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
     note = (
@@ -307,6 +321,7 @@ def _osf_error_reduction() -> Result:
         "1 KB on)"
     )
     reductions = [100 * (1 - largest_ratio), 100 * (1 - least_ratio)]
+    # A single interval, whose ends are the least and the largest reduction.
     return claims.own([reductions], note)
 
 
@@ -323,7 +338,8 @@ def _errors_in_lab(expression: str, least_is_worst: bool) -> Result:
     expression : str
         What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
     least_is_worst : bool
-        Whether the least value is the worst for the claim. Otherwise it is the largest.
+        Whether the claim is one of "at least", for which the least value is the worst.
+        Otherwise it is one of "at most", and the largest value is the worst.
     """
     readings = {}
     for cost_form, line in LINES.items():
@@ -333,24 +349,26 @@ def _errors_in_lab(expression: str, least_is_worst: bool) -> Result:
 
 
 def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Result:
-    """Return errors or reductions of errors in %, of all replays without fusion.
+    """Return errors, or reductions of errors, of all replays without fusion in %.
 
     Parameters
     ----------
     cost_form : str
         One of LINES: the straight line from which the formulas take the time of a message.
     expression : str
-        What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
+        What is computed in % of ``osf`` and ``csf``, the sizes of the relative errors.
     least_is_worst : bool
-        Whether the least value is the worst for the claim. Otherwise it is the largest.
+        Whether the claim is one of "at least", for which the least value is the worst.
+        Otherwise it is one of "at most", and the largest value is the worst.
 
     Returns
     -------
     Result
-        The values. The note has the worst of them.
+        The values of all replays. The note has the worst three of them.
     """
     ranked = _ranked_errors(cost_form, expression, least_is_worst)
-    # The worst value is the first. The ranked values keep the index of `in_lab`.
+    # The worst value is the first. The ranked values keep the index of `in_lab`, which finds
+    # their case.
     worst = in_lab(CAMPAIGNS, cost_form).loc[ranked.index[0]]
     next_worst = ", ".join(f"{value:.3g}" for value in ranked[1:3])
     note = (
@@ -362,9 +380,10 @@ def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Resu
 
 @check("osf-fig03-reduction-each")
 def _reduction_in_lab() -> Result:
-    """Return by how many % OSF reduces the error in replays, by both readings.
+    """Return by how many % OSF reduces the error of CSF in replays, by two readings.
 
-    The sentence may mean the reduction of each error, or that of the largest error.
+    The sentence of Section 3.2, by which OSF "reduces the estimation error", may mean the
+    error of each case, or the largest error of all cases.
     """
     of_each = _error_in_lab(EQ7, "100 * (1 - osf / csf)", least_is_worst=True)
     # The worst error comes first.
@@ -382,20 +401,27 @@ def _reduction_in_lab() -> Result:
 
 
 def _ranked_errors(cost_form: str, expression: str, least_is_worst: bool) -> pd.Series:
-    """Return an expression of the errors in replays of Table 2's networks, the worst first.
+    """Return a value for each replay of a network of Table 2, the worst first.
 
     Parameters
     ----------
     cost_form : str
         One of LINES: the straight line from which the formulas take the time of a message.
     expression : str
-        What is computed of ``osf`` and ``csf``, the sizes of the relative errors.
+        The value, computed of ``osf`` and ``csf``, the sizes of the relative errors.
     least_is_worst : bool
-        Whether the least value is the worst for the claim. Otherwise it is the largest.
+        Whether the claim is one of "at least", for which the least value is the worst.
+        Otherwise it is one of "at most", and the largest value is the worst.
+
+    Returns
+    -------
+    Series
+        The values, with the index of `in_lab`.
     """
     cases = in_lab(CAMPAIGNS, cost_form)
     cases = cases[cases["network"].isin(measured_names())]
     errors = pd.DataFrame(
         {"osf": cases["OSF printed"].abs(), "csf": cases["CSF"].abs()}
     )
+    # Ascending order puts the least value first, and descending order the largest one.
     return errors.eval(expression).sort_values(ascending=least_is_worst)

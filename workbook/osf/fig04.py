@@ -29,8 +29,9 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each ``network``, ``buffer_bytes`` and ``quantity``. ``model`` is the
-        scaling factor: simulated, by CSF, and by OSF_fusion as printed and repaired.
+        A row for each ``network``, ``buffer_bytes`` and ``quantity``, with the scaling
+        factor in ``model``. The quantities are "simulated", "CSF", and the formula of
+        OSF_fusion, "OSF printed" and "OSF repaired".
     """
     cost = setting.cost()
 
@@ -47,6 +48,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
         )
         return {
             "simulated": by_buffer.modelled(setting, network, buffer_bytes)["SF"],
+            # CSF has one message whatever the buffer is.
             "CSF": csf_of(workload, cost),
             "OSF printed": osf.osf_fused(*arguments, literal=True),
             "OSF repaired": osf.osf_fused(*arguments, literal=False),
@@ -61,21 +63,24 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of the lab. The
-        column ``grade`` ("model" or "lab") tells them apart. For ResNet-101 the paper
-        prints the largest error of each formula (``paper_error``). CSF differs from the
-        factors between ``paper_low`` and ``paper_high`` by at most this error.
+        The rows of `modelled` in the best setting, with their ranges over all compatible
+        settings, and then those of `by_buffer.in_lab`. The column ``grade`` ("model" or
+        "lab") tells them apart. For ResNet-101 the paper prints the largest relative error
+        of each formula, which is ``paper_error``. CSF differs from the factors between
+        ``paper_low`` and ``paper_high`` by at most its printed error.
     """
-    model = settings.over(modelled, [*by_buffer.KEYS, "quantity"])
+    model = settings.over(modelled, keys=[*by_buffer.KEYS, "quantity"])
     frame = graded(model, *in_labs(by_buffer.in_lab))
+    # The claims of the printed errors, by formula.
     claims = {"CSF": "osf-fig04a-csf", "OSF printed": "osf-fig04a-osf"}
     for formula, claim in claims.items():
         is_formula = frame["quantity"] == formula
         is_stated = (frame["network"] == "ResNet101") & is_formula
         frame.loc[is_stated, "paper_error"] = claimed(claim) / 100
+    # NaN in all rows but those of CSF on ResNet-101, so that the ends are NaN there, too.
     csf_error = frame["paper_error"].where(frame["quantity"] == "CSF")
-    # Here ``model`` is CSF. If CSF is too large by a share e of the factor, it is (1 + e)
-    # times the factor, and if it is too small, (1 - e) times.
+    # In the rows of CSF, ``model`` is CSF. If CSF is too large by a share e of the factor, it
+    # is (1 + e) times the factor, and if it is too small, (1 - e) times.
     return frame.assign(
         paper_low=frame["model"] / (1 + csf_error),
         paper_high=frame["model"] / (1 - csf_error),
@@ -93,7 +98,10 @@ def draw(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
         The formulas that are drawn, as the column ``quantity`` has them.
     """
     resnet = rows_of(frame, network="ResNet101")
-    by_quantity = resnet.pivot_table("model", "buffer_bytes", "quantity")
+    # Rows of the lab have no quantity, and are left out.
+    by_quantity = resnet.pivot_table(
+        values="model", index="buffer_bytes", columns="quantity"
+    )
     # The first row is the smallest buffer, 1 KB.
     gains = by_quantity.max() / by_quantity.iloc[0] - 1
     title = (
@@ -112,8 +120,17 @@ def draw(frame: pd.DataFrame, formulas: Sequence[str]) -> Figure:
 def _by_number_of_gpus(quantity: str, scale: float, offset: float = 0) -> Result:
     """Return a result by both numbers of GPUs that Figure 4a may have.
 
-    The number matters, because a start-up grows with the N - 1 steps of a ring.
+    The paper does not state the number. It matters, because a start-up grows with the N - 1
+    steps of a ring.
+
+    Parameters
+    ----------
+    quantity : str
+        The name of the quantity that the claim is about, one of `settings.quantities`.
+    scale, offset : float
+        The number of the claim is ``offset + scale * quantity``.
     """
+    # The arguments of `settings.setting_search` for each reading, here ``of_fig4``.
     readings = {f"{n} GPUs": (n,) for n in (WORKERS, 16)}
     return settings.by_readings(readings, quantity, scale, offset)
 

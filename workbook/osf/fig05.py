@@ -42,6 +42,7 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
 
     cases = {"network": TWO, "workers": WORKER_COUNTS, "slowest": (1.0, slow_rank)}
     frame = phases.shares(seconds, cases)
+    # NaN in all rows but those with these values.
     printed = printed_at(
         frame,
         claimed("osf-fig05-allreduce") / 100,
@@ -70,15 +71,16 @@ def numbers(slow_rank: float) -> pd.DataFrame:
         apart.
     """
     model = modelled(settings.setting(), slow_rank)
+    # A buffer of 0 bytes is no fusion.
     without_buffer = rows_of(phases.in_lab(Lab.load(LAB)), buffer_bytes=0)
     return graded(model, without_buffer)
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the shares of the phases.
+    """Draw the share of each phase in the communication time, in three rows of panels.
 
-    From top to bottom: the cluster with workers that are equally fast, the cluster with a
-    slower worker, and the lab, modelled and measured.
+    From top to bottom, these are the cluster with workers that are equally fast, the cluster
+    with a slower worker, and the lab, modelled and measured.
 
     Parameters
     ----------
@@ -87,15 +89,18 @@ def draw(frame: pd.DataFrame) -> Figure:
     """
     is_lab = frame["grade"] == "lab"
     is_slow = frame["slowest"] > 1
+    # PLACES has the headings of panels. The key "" is the cluster, and "measured" the lab.
     on_cluster = PLACES[""] + np.where(is_slow, ", one slower", ", equal workers")
     place = np.where(is_lab, PLACES["measured"], on_cluster)
-    # All cases of the lab share a panel, so that the name of a bar says which are slow.
+    # All cases of a network in the lab share a panel, so that the name of a bar says which of
+    # them have a slower worker.
     bar = frame["workers"].astype(str) + np.where(is_lab & is_slow, " slow", "")
     # Panels and bars are drawn in the order of the rows. In descending order, the grade
     # "model" comes before "lab".
     named = frame.assign(place=place, bar=bar).sort_values(
         ["grade", "slowest", "workers"], ascending=[False, True, True]
     )
+    # Two workers of which one is slower, on the cluster and in the lab, for both networks.
     two_slow = rows_of(frame[is_slow], phase="NEGOTIATE", workers=2)
     title = (
         "By the model, if one of two workers is slower, NEGOTIATE takes up to "
@@ -108,12 +113,12 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _shares_in_lab(phase: str, first: str) -> pd.Series:
-    """Return the share of a phase in the lab, in all cases with equally fast workers.
+    """Return the measured share of a phase in the lab's cases with equally fast workers.
 
     Parameters
     ----------
     phase : str
-        The phase.
+        The phase whose share of the communication time is returned.
     first : {"ALLREDUCE", "NEGOTIATE"}
         The phase that counts where phases overlap. The paper does not say which one
         counts.
@@ -121,9 +126,11 @@ def _shares_in_lab(phase: str, first: str) -> pd.Series:
     Returns
     -------
     Series
-        The shares by number of workers, size of the buffer in bytes, and network.
+        The shares, 0.1 for 10%, by number of workers, size of the buffer in bytes (0 is no
+        buffer), and network.
     """
-    # ``slowest`` is the factor by which the slowest worker computes longer.
+    # ``slowest`` is the factor by which the slowest worker computes longer. It is 1 if all
+    # workers are equally fast.
     rows = rows_of(_phases_in_lab(first), slowest=1, phase=phase)
     return rows.set_index(["workers", "buffer_bytes", "network"])["measured"]
 
@@ -147,10 +154,11 @@ def _vgg16_over_resnet101(shares: pd.Series) -> pd.Series:
 def _busier_link() -> Result:
     """Return the share of ALLREDUCE of VGG-16 over that of ResNet-101, in all pairs.
 
-    A pair has the same number of workers and the same buffer. The paper does not say which
-    phase counts where ALLREDUCE and NEGOTIATE overlap, so that there are ratios for both.
-    ``first`` is the phase that counts.
+    A pair is a case of each network with the same number of workers and the same buffer. The
+    paper does not say which phase counts where ALLREDUCE and NEGOTIATE overlap, so that each
+    pair has two ratios: one if ALLREDUCE counts, and one if NEGOTIATE counts.
     """
+    # Both are shares of ALLREDUCE. ``first`` is the phase that counts where phases overlap.
     allreduce_first = _shares_in_lab("ALLREDUCE", first="ALLREDUCE")
     negotiate_first = _shares_in_lab("ALLREDUCE", first="NEGOTIATE")
     ratios = _vgg16_over_resnet101(allreduce_first)
@@ -159,16 +167,17 @@ def _busier_link() -> Result:
     pairs = []
     for (workers, buffer_bytes), ratio in ratios.items():
         pairs.append(f"{ratio:.5g} ({workers}, {buffer_name(buffer_bytes)})")
+    # The shares of both networks in the pair with the least ratio.
     least_pair = allreduce_first.unstack("network").loc[ratios.idxmin()]
-    # The share is printed in % with two decimals, which may round it up. With half of the
-    # last digit less, the printed number is never above the share.
+    # The note says that both shares are above a bound: the lower share, in % with two decimals,
+    # which may be rounded up. With half of the last digit less, the bound is never above it.
     lower_bound = least_pair.min() - 5e-5
     note = (
         "all negotiated pairs (equal workers, buffer), ALLREDUCE first: "
         f"{', '.join(pairs)}; both above {lower_bound:.2%} in the least; "
         f"NEGOTIATE first {other_ratios.min():.3g} or more; {STRETCHED}"
     )
-    # Both lists of ratios are of the same four pairs.
+    # Both lists of ratios are of the same four pairs, which are the n of the result.
     return claims.measured([*ratios, *other_ratios], note, "replayed", n=4)
 
 
@@ -176,9 +185,10 @@ def _busier_link() -> Result:
 def _negotiation() -> Result:
     """Return the share of NEGOTIATE in %, in all cases with equally fast workers.
 
-    The paper does not say which phase counts where NEGOTIATE and ALLREDUCE overlap. Both
-    readings are given, and ``first`` is the phase that counts.
+    The paper does not say which phase counts where NEGOTIATE and ALLREDUCE overlap, so that
+    each of them counting is a reading.
     """
+    # Both are shares of NEGOTIATE. ``first`` is the phase that counts where phases overlap.
     allreduce_first = 100 * _shares_in_lab("NEGOTIATE", first="ALLREDUCE")
     negotiate_first = 100 * _shares_in_lab("NEGOTIATE", first="NEGOTIATE")
     ranges = []

@@ -47,13 +47,14 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in all compatible settings, and then those of
-        `by_buffer.in_lab`. The column ``grade`` ("model" or "lab") tells them apart. The
-        paper prints no factor, but its relative change by a buffer of 1 GB
-        (``paper_change``). ``paper`` is the modelled factor without fusion times 1 plus
-        this change.
+        The rows of `modelled` in the best setting, with their ranges over all compatible
+        settings, and then those of `by_buffer.in_lab`. Only settings count in which an
+        unfused message carries one tensor. The column ``grade`` ("model" or "lab") tells
+        the rows apart. The paper prints no factor, but the relative change of the factor
+        by a buffer of 1 GB, which is ``paper_change``. ``paper`` is the modelled factor
+        without fusion times 1 plus this change.
     """
-    model = settings.over(modelled, [*by_buffer.KEYS, "quantity"], unit="tensor")
+    model = settings.over(modelled, keys=[*by_buffer.KEYS, "quantity"], unit="tensor")
     # The paper prints a gain for ResNet-101 and a loss for VGG-16.
     printed_percent = {
         "ResNet101": claimed("osf-fig06-resnet101"),
@@ -61,11 +62,13 @@ def numbers() -> pd.DataFrame:
     }
     change = model["network"].map(printed_percent) / 100
     unfused = rows_of(model, quantity="SF", buffer_bytes=0).set_index("network")
+    # For each row, the modelled factor of its network without fusion.
     unfused_factor = model["network"].map(unfused["model"])
     is_1_gb = (model["quantity"] == "SF") & (model["buffer_bytes"] == GB)
     model["paper"] = (unfused_factor * (1 + change)).where(is_1_gb)
     frame = graded(model, *in_labs(by_buffer.in_lab))
-    # The rows of the model come first in the frame, so that their index is the same.
+    # ``change`` has the index of the model. The rows of the model come first in the frame and
+    # have the same index there. The rows of the lab get NaN.
     return frame.assign(paper_change=change.where(is_1_gb))
 
 
@@ -82,20 +85,24 @@ def changes(frame: pd.DataFrame, network: str) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        The relative change by the "model", as the "paper" prints it, and in the lab on
-        the link with cheap start-ups ("measured") and on the one with expensive start-ups
-        ("regime").
+        The relative change by its source: of the "model", as the "paper" prints it, and as
+        measured in the lab on the link with cheap start-ups ("measured") and on the one with
+        expensive start-ups ("regime"). A link without both buffers has no key.
     """
+    # The numbers of messages are left out. Rows of the lab have no quantity, and stay.
     rows = frame[(frame["network"] == network) & (frame["quantity"] != "all-reduces")]
     factors = rows.assign(
+        # Measured in rows of the lab, and modelled in the others, which have nothing measured.
         factor=rows["measured"].fillna(rows["model"]),
         # In rows of the lab, ``look`` is the key of their link: "measured" or "regime". In
         # other rows it is NaN.
         source=rows["look"].fillna("model"),
     )
-    by_buffer_size = factors.pivot_table("factor", "source", "buffer_bytes")
+    by_buffer_size = factors.pivot_table(
+        values="factor", index="source", columns="buffer_bytes"
+    )
     change = (by_buffer_size[GB] / by_buffer_size[0] - 1).dropna()
-    # One row alone has the printed change.
+    # One row alone has the printed change. It is NaN in all others, which the maximum skips.
     return {**change, "paper": rows["paper_change"].max()}
 
 
@@ -116,7 +123,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         f"{change['regime']:+.0%} with expensive start-ups and by "
         f"{change['measured']:+.0%} with cheap ones"
     )
-    # The name of a quantity sets the style of its line and the label in the legend.
+    # The name of a quantity sets the style of its line and the label in the legend. "model" is
+    # the name of the style for modelled values.
     named = frame.replace({"quantity": {"SF": "model"}})
     return by_buffer.draw(named, ["model"], title)
 
@@ -146,14 +154,16 @@ def _gain_of_buffer(
 ) -> Result:
     """Return the gain of ResNet-101 in the settings that meet the other statements.
 
-    Replays cannot decide the claim, because the gain depends on the start-up.
+    Replays cannot decide the claim, because the gain depends on the start-up. They are
+    reported in the note.
 
     Parameters
     ----------
     buffer : str
-        The size of the buffer.
+        The size of the buffer, such as "100 MB".
     implying : sequence of str
-        The statements that imply the gain, and thus do not count.
+        The names of statements that imply the gain. With them, the settings would be chosen
+        for having it, so that they do not count.
     scale, offset : float
         The number of the claim is ``offset + scale * gain``.
     """
@@ -165,17 +175,24 @@ def _gain_of_buffer(
 
 @check("osf-fig06-falls")
 def _too_long_a_wait() -> Result:
-    """Return the factor with 100 MB over that with 1 GB, in replays of ResNet-101."""
+    """Return the factor with 100 MB over that with 1 GB, in replays of ResNet-101.
+
+    Two ratios are of the link with cheap start-ups: with equal workers, and with one of them
+    10% slower. The third ratio is of the link with expensive start-ups.
+    """
     runs = Lab.load().runs.query("network == 'resnet101'")
     factors = runs.assign(factor=runs["compute_s"] / runs["iteration_s"])
-    by_plan = factors.pivot_table("factor", "straggler", "plan")
-    # A row for each factor by which one worker is slower. Where one of the two buffers was
-    # not replayed there is no ratio.
+    # The mean factors, with a row for each factor by which one worker is slower, and a column
+    # for each plan.
+    by_plan = factors.pivot_table(values="factor", index="straggler", columns="plan")
+    # Where one of the two buffers was not replayed there is no ratio.
     ratios = list((by_plan["buffer:100MB"] / by_plan["buffer:1GB"]).dropna())
 
-    regime = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)["measured"]
-    ratios.append(regime["ResNet101", 100 * MB] / regime["ResNet101", GB])
-    # The note is about ResNet-101 alone.
+    # The link with expensive start-ups was set from a setting that was fitted to the paper.
+    expensive = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)
+    measured = expensive["measured"]
+    ratios.append(measured["ResNet101", 100 * MB] / measured["ResNet101", GB])
+    # STRETCHED also describes VGG-16, and the note is about ResNet-101 alone.
     stretched = STRETCHED.replace(", VGG-16 2.7", "")
     note = (
         "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched "

@@ -55,22 +55,23 @@ def in_labs() -> list[pd.DataFrame]:
         the one with expensive start-ups. The column ``buffer`` names the size of the
         buffer, and ``look`` is the key of the link in `workbook.osf.lab.LABS`.
     """
-    # This campaign has no networks but TWO.
+    # This campaign has no networks but TWO. Its ranks negotiate the order of messages.
     cheap = phases.in_lab(Lab.load(LAB))
-    # Bars are drawn in the order of the rows, here that of the buffers. A stable sort keeps the
-    # phases of a case in their order.
+    # The figure draws bars in the order of the rows, which is by size of the buffer. A stable
+    # sort keeps the phases of a case in their order.
     cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
 
-    # The replays with expensive start-ups are in two campaigns, without a negotiation. These
-    # also have ResNet-50, and VGG-16 with replaced layers.
-    regimes = []
+    # The replays with expensive start-ups are in two campaigns, without a negotiation. The
+    # campaigns also have ResNet-50, and VGG-16 with replaced layers, which are not shown.
+    tables = []
     for campaign in (REGIMES, REGIMES_VGG):
-        regimes.append(phases.in_lab(Lab.load(campaign), negotiated=False))
-    regime = pd.concat(regimes, ignore_index=True)
-    is_shown = regime["network"].isin(TWO) & (regime["workers"] == 4)
-    regime = regime[is_shown].sort_values(by_buffer.KEYS, kind="stable")
+        tables.append(phases.in_lab(Lab.load(campaign), negotiated=False))
+    expensive = pd.concat(tables, ignore_index=True)
+    is_shown = expensive["network"].isin(TWO) & (expensive["workers"] == 4)
+    expensive = expensive[is_shown].sort_values(by_buffer.KEYS, kind="stable")
 
-    labs = {"measured": cheap, "regime": regime}
+    # By the key of their link in LABS.
+    labs = {"measured": cheap, "regime": expensive}
     named = []
     for point_look, lab in labs.items():
         buffer = lab["buffer_bytes"].map(buffer_name)
@@ -84,26 +85,32 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting, which have modelled times in
-        ``seconds``, and then those of `in_labs`, which have modelled times in ``model_s``
-        and measured times in ``measured_s``. The columns ``seconds_over_unfused``,
-        ``model_over_unfused`` and ``measured_over_unfused`` have these times over the time
-        of all communication of the case without a buffer. ``paper_over_unfused`` is this
-        ratio for all communication of VGG-16 with 1 GB, as the paper prints it. The column
-        ``grade`` is "model" or "lab".
+        A row for each case and phase. The rows of `modelled` in the best setting come first.
+        They have modelled times in ``seconds``, and the ``grade`` "model". The rows of
+        `in_labs` follow, with modelled times in ``model_s``, measured times in
+        ``measured_s``, and the ``grade`` "lab". Their ``look`` is the key of their link,
+        "measured" for cheap start-ups and "regime" for expensive ones.
+
+        ``seconds_over_unfused``, ``model_over_unfused`` and ``measured_over_unfused`` are
+        these times over the time of all communication of the case without a buffer.
+        ``paper_over_unfused`` is what the paper prints for this ratio, for all
+        communication of VGG-16 with 1 GB.
     """
     frame = graded(modelled(settings.setting()), *in_labs())
-    # In rows of the cluster, ``look`` is NaN. Groups whose key is NaN would be left out.
+    # The cases of a group differ only in their buffer. In rows of the cluster, ``look`` is NaN,
+    # which is replaced because groups whose key is NaN would be left out.
     case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
     for column in ("seconds", "model_s", "measured_s"):
+        # Rows with a buffer are NaN, which the sum over a group leaves out.
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
         total_unfused_s = unfused_s.groupby(case).transform("sum")
         name = column.removesuffix("_s")
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
-    growth = 1 + claimed("osf-fig07-vgg16") / 100
-    printed = printed_at(frame, growth, network="VGG16", buffer_bytes=GB)
-    # The paper's number is not drawn next to the link with cheap start-ups ("measured"),
-    # because start-ups on the cluster are more expensive.
+    ratio = 1 + claimed("osf-fig07-vgg16") / 100
+    printed = printed_at(frame, ratio, network="VGG16", buffer_bytes=GB)
+    # Rows of the cluster and of the link with expensive start-ups keep the printed number. It
+    # is not drawn next to the link with cheap start-ups ("measured"), because start-ups on the
+    # cluster are more expensive.
     return frame.assign(paper_over_unfused=printed.where(frame["look"] != "measured"))
 
 
@@ -118,10 +125,11 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     frame = frame[frame["slowest"] == 1]
-    # Modelled times are in two columns: in ``model_s`` of the lab, which has measured times,
-    # too, and in ``seconds`` of the cluster, where nothing was measured.
+    # Modelled times of the lab are in ``model_s``, and those of the cluster in ``seconds``. Each
+    # row has one of the two, over the time without a buffer.
     model = frame["model_over_unfused"].fillna(frame["seconds_over_unfused"])
-    # Only rows of the lab have a key of PLACES in ``look``. The key of the cluster is "".
+    # PLACES has the headings of panels. ``look`` is the key of a link of the lab, and NaN for
+    # the cluster, whose key is "".
     place = frame["look"].fillna("").map(PLACES)
     named = frame.assign(
         model=model,

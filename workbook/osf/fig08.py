@@ -41,11 +41,11 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each ``network``, VGG-16 as published and replaced, number of
-        ``workers`` and ``quantity``: "OSF", the overlapped scaling factor, and "CSF", the
-        constant scaling factor, in which nothing overlaps. The factor is in ``model``. In
-        rows of 32 workers, ``paper`` is the scaling factor that Section 4.1 prints for the
-        network. It prints a single factor, so that the rows of OSF and CSF have the same.
+        A row for each ``network``, number of ``workers`` and ``quantity``. The networks are
+        VGG-16 as published and with replaced layers. The quantities are the scaling factors
+        "OSF", with overlap, and "CSF", in which nothing overlaps. The factor is in
+        ``model``. In rows of 32 workers, ``paper`` is the measured scaling factor that
+        Section 4.1 prints for the network, in the row of OSF and in that of CSF.
     """
 
     def factors(network: str, workers: int) -> dict[str, float]:
@@ -65,6 +65,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
         REPLACED: claimed("osf-fig08-after"),
     }
     of_network = frame["network"].map(printed)
+    # The printed factors are those of 32 workers.
     return frame.assign(paper=of_network.where(frame["workers"] == WORKERS))
 
 
@@ -92,10 +93,10 @@ def in_lab(lab: Lab) -> pd.DataFrame:
 def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
     """Return the row of `in_lab` for one case.
 
-    ``measured`` is the mean scaling factor of the rounds (osf Eq 1), and
-    ``repeatability`` is the mean absolute difference of two rounds. ``model`` and ``csf``
+    ``measured`` is the mean scaling factor of the repeated iterations (osf Eq 1), and
+    ``repeatability`` is the mean absolute difference of two of them. ``model`` and ``csf``
     are predictions with and without overlap, and ``error`` is the relative error of
-    ``model``. ``processor_limited`` says whether the processor may have slowed a round.
+    ``model``. ``processor_limited`` says whether the processor may have slowed an iteration.
     """
     workload = lab.workload(case)
     communication = lab.calibration.of_case(case)
@@ -131,7 +132,7 @@ def numbers() -> pd.DataFrame:
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
-    # Only rows of 32 workers have a number in ``paper``.
+    # The factor of Section 1, too, is of 32 workers. Only their rows have a number in ``paper``.
     return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 
@@ -147,7 +148,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     # Only the cluster has so many workers. Its rows of OSF and of CSF have the same printed
-    # numbers.
+    # numbers, of which the first is taken.
     all_workers = rows_of(frame, network=REPLACED, workers=WORKERS)
     all_workers = all_workers.set_index("quantity")
     title = (
@@ -157,6 +158,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         f"{all_workers['paper_section_1'].iloc[0]:g}"
     )
     rows = _row_per_quantity(frame)
+    # A panel for each of PLACES: the cluster, and both links of the lab.
     sheet = plots.sheet(title, columns=3, height=3.4, sharey=True)
     with sheet as (figure, axes):
         for ax, (key, heading) in zip(axes, PLACES.items(), strict=True):
@@ -196,8 +198,8 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
     lines = {}
     for network in ("VGG16", REPLACED):
         for quantity in ("OSF", "CSF"):
-            # The part before the colon sets the style of the line. The part after it is
-            # added to the label.
+            # The part of the name before the colon sets the style of the line. The part
+            # after it is added to the label.
             name = f"{quantity}:of {network_title(network)}"
             lines[name] = by_quantity[network, quantity]
     plots.lines(
@@ -206,8 +208,10 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
         xlabel="workers",
         ylabel="scaling factor",
         log="x",
+        # The figure has one legend, which is below all panels.
         legend="",
     )
+    # Rows without a measured or printed factor are NaN, which draws no point.
     plots.points(ax, workers, rows["paper"], "paper", label="paper, Section 4.1")
     plots.points(
         ax,
@@ -218,6 +222,7 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
         size=4,
     )
     plots.points(ax, workers, rows["measured"], "measured")
+    # A tick at each number of workers, with the number as its label.
     ax.set_xticks(by_quantity.index, by_quantity.index)
     ax.set_ylim(0, 1.05)
     ax.label_outer()
@@ -230,19 +235,24 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
 @check("osf-fig08-after", "VGG-16 replaced: scaling factor")
 @check("osf-fig08-intro", "VGG-16 replaced: scaling factor")
 def _by_fused_networks(quantity: str) -> Result:
-    """Return a result by all readings of which networks have a fusion buffer.
+    """Return a result by all readings of which networks of Figure 8 have a fusion buffer.
+
+    The paper does not say which of them have one.
 
     Parameters
     ----------
     quantity : str
-        The name of the scaling factor that the claim is about.
+        The name of the scaling factor that the claim is about, one of `settings.quantities`.
     """
-    # By reading, the buffers of VGG-16 and of VGG-16 with replaced layers. 0 is no fusion.
+    # By reading, the buffers of VGG-16 and of VGG-16 with replaced layers. 0 is no fusion, and
+    # 100 MB is the constant buffer of Section 4.2.
     buffer_bytes = {
         "neither": (0, 0),
         "the replaced": (0, 100 * MB),
         "both": (100 * MB, 100 * MB),
     }
+    # The arguments of `settings.setting_search` for each reading: the workers of Figure 4 and
+    # the buffers of Figure 8.
     readings = {}
     for networks, of_fig8 in buffer_bytes.items():
         readings[f"{networks} fused"] = (WORKERS, of_fig8)

@@ -46,9 +46,11 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         A row for each network, seed, epoch and set of images (``measured_on``), which is
         "running" for the images of an epoch while the network trains on them.
-        ``share_of_guess`` is the loss over ln(classes), the loss of a guess. ``paper``
-        is the same share of the printed loss, ``paper_loss``.
+        ``share_of_guess`` is the loss over ln(classes), the loss of a guess that gives all
+        classes the same probability. ``paper_loss`` is the loss that the paper prints, and
+        ``paper`` its share of the loss of a guess.
     """
+    # Losses are compared at the end of the training, so that shorter trainings are left out.
     longest = trained[trained["epochs"] == trained["epochs"].max()]
     frame = longest[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
     frame.insert(0, "network", longest["network"].map(NETWORKS))
@@ -57,7 +59,8 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
         "published": claimed("osf-fig09-before"),
         "replaced": claimed("osf-fig09-after"),
     }
-    # The printed numbers are training losses at the end of the training.
+    # The printed losses are those of training images at the end of the training. They are put
+    # next to the loss while training.
     is_last_epoch = frame["epoch"] == longest["epochs"]
     is_stated = is_last_epoch & (frame["measured_on"] == "running")
     printed_loss = frame["network"].map(printed).where(is_stated)
@@ -77,6 +80,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     final = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
+    # The means over the seeds.
     means = final.groupby("network", sort=False)["share_of_guess"].mean()
     shares = ", ".join(f"{100 * mean:.2g}% ({name})" for name, mean in means.items())
     title = (
@@ -92,6 +96,7 @@ def draw(frame: pd.DataFrame) -> Figure:
                 x="epoch",
                 y="share_of_guess",
                 series="network",
+                # The line is the mean over the seeds, and the band holds all of them.
                 center="mean",
                 percent=100,
             )
@@ -105,11 +110,13 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw a dotted line at each printed loss, the second one thicker.
 
-    ``rows`` are those of `numbers` for one set of images. ``paper`` is the printed loss over
-    that of a guess, and ``paper_loss`` the printed loss.
+    ``rows`` are those of `numbers` for one set of images. A line is drawn at ``paper``, the
+    printed loss over that of a guess, and its label has ``paper_loss``, the printed loss.
     """
+    # A row for each network whose loss is printed. All seeds have the same printed loss.
     printed = rows.dropna(subset="paper").drop_duplicates("network")
-    # There are two printed losses in the panel of the running loss, and none in the others.
+    # There are two printed losses in the panel of the running loss, and none in the others, in
+    # which no line is drawn.
     for width, row in zip((1, 2), printed.itertuples(), strict=False):
         ax.axhline(
             row.paper,
@@ -139,20 +146,24 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
     measure : {"loss", "accuracy"}
         What is compared.
     images : mapping of str to str
-        The sets of images, and how the note calls them.
+        By set of images in the column ``measured_on``, what the note calls the set.
     """
+    # Rows of the sets of images that are keys of ``images``.
     rows = source.everywhere("convergence").query("measured_on in @images")
+    # The last epoch of the longest trainings. Shorter trainings have no such epoch.
     final = rows[rows["epoch"] == rows["epochs"].max()]
     final = final.replace({"measured_on": images})
     table = final.pivot(
         index=["measured_on", "seed"], columns="network", values=measure
     )
-    # The pivot sorted the columns by their names, of which "_replaced" is the last.
+    # The pivot sorted the columns by their names: "vgg16_eighth", which has dropout,
+    # "vgg16_eighth_no_dropout" and "vgg16_eighth_replaced". The new names are for the note.
     table.columns = ["original with dropout", "without", "replaced"]
     seeds = final["seed"].nunique()
     readings = {}
     for original in ("original with dropout", "without"):
-        for of_images, by_seed in table.groupby(level=0):
+        for of_images, by_seed in table.groupby(level="measured_on"):
+            # A ratio for each seed.
             ratios = by_seed["replaced"] / by_seed[original]
             readings[f"{original}, {of_images}"] = claims.measured(
                 ratios, "", "recorded", n=seeds
@@ -162,12 +173,13 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
 
 
 def _in_words(table: pd.DataFrame) -> str:
-    """Return a table's numbers as text: for each set of images and network, those of all seeds.
+    """Return a table's numbers as text, such as "held out: replaced 0.5 and 0.6".
 
-    The index of ``table`` has a set of images and a seed, and its columns are networks.
+    The numbers of all seeds follow the name of their network, after that of their set of
+    images. The index of ``table`` has a set of images and a seed, and its columns are networks.
     """
     parts = []
-    for images, by_seed in table.groupby(level=0):
+    for images, by_seed in table.groupby(level="measured_on"):
         networks = []
         for network, values in by_seed.items():
             of_seeds = " and ".join(f"{value:.3g}" for value in values)

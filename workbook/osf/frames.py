@@ -15,26 +15,30 @@ def tidy(
     name: str = "quantity",
     value: str = "model",
 ) -> pd.DataFrame:
-    """Return a table of several numbers for each combination of cases.
+    """Return a table with one row for each number of each combination of values.
 
     Parameters
     ----------
     numbers_of : callable
-        Takes one value of each of ``cases``, and returns the numbers by their name.
+        Takes one value of each of ``cases``, in their order, and returns numbers by name.
     cases : mapping of str to sequence
-        The values by their column.
-    name, value : str, optional
-        The columns of the name of a number and of the number.
+        For each column of the table, the values that are combined.
+    name : str, optional
+        The column for the name of each number.
+    value : str, optional
+        The column for the number itself.
 
     Returns
     -------
     DataFrame
-        A row for each combination of the values and each of its numbers.
+        The columns of ``cases``, then ``name`` and ``value``. Rows are in the order of
+        `itertools.product`.
     """
     numbers = {}
     for case in product(*cases.values()):
-        for key, number in numbers_of(*case).items():
-            numbers[(*case, key)] = number
+        for number_name, number in numbers_of(*case).items():
+            numbers[(*case, number_name)] = number
+    # The keys, which are tuples, become the levels of the index.
     column = pd.Series(numbers, dtype=float).rename_axis([*cases, name])
     return column.reset_index(name=value)
 

@@ -47,21 +47,26 @@ PLACES = {
 
 
 def _calibration(collectives: pd.DataFrame) -> Calibration:
-    """Return the costs of messages, by forms that include all straight lines.
+    """Return the costs of messages, also by each straight line that a claim asks for.
+
+    These lines are EQ7, OTHER_LINES and RELATIVE_MEDIANS, which are keys of the calibration's
+    ``costs_by_form``.
 
     Parameters
     ----------
     collectives : DataFrame
         The samples of collectives of a campaign.
     """
+    # The calibration can fit all lines but RELATIVE_MEDIANS, which is added below.
     calibration = Calibration.of(collectives, also=(EQ7, *OTHER_LINES))
-    # The cost of a message is that of one which shares the link with no other.
+    # A cost is made from messages that share the link with no other message.
     alone = undisturbed(collectives[collectives["in_flight"] == 1])
     known = {}
     for (link, ranks, collective), rows in alone.groupby(LINK):
         key = (str(link), int(ranks), str(collective))
         medians_s = rows.groupby("bytes")["seconds"].median()
-        # This form has the least relative errors, here of the medians instead of all samples.
+        # "alpha_beta" is the line with the least squares of the relative errors. Without draws,
+        # no interval is computed.
         line = fit("alpha_beta", medians_s.index, medians_s, draws=0)
         messages = calibration.known[key]
         costs = {**messages.costs_by_form, RELATIVE_MEDIANS: line.cost}
@@ -94,7 +99,9 @@ class Lab:
     @classmethod
     @lru_cache(maxsize=8)
     def load(cls, campaign: str = LAB) -> Lab:
-        """Return a campaign, or the replays that a machine recorded outside of campaigns.
+        """Return what a campaign recorded, or what a machine recorded outside of campaigns.
+
+        The recordings that were asked for last are cached.
 
         Parameters
         ----------
@@ -106,13 +113,14 @@ class Lab:
         UserError
             If there is no recording of that name.
         """
+        # Machines have a directory under RECORDED, and campaigns one under their machine's.
         is_machine = (places.RECORDED / campaign).is_dir()
         if is_machine:
             recording = open_source(campaign)
         else:
             recording = open_campaign(name=campaign)
-        # A campaign comes together with layer profiles of another directory. Its own tables
-        # are in the first directory alone.
+        # A recording may span several directories. The tables of the campaign itself are in
+        # the first one, and the others have the layer profiles that it needs.
         alone = recording.alone
         return cls(
             runs=alone.table("runs"),
@@ -127,17 +135,20 @@ class Lab:
         Parameters
         ----------
         negotiated : bool, optional
-            Whether the ranks agreed on the order of messages.
+            Whether to return the cases in which the ranks agreed on the order of messages.
+            Otherwise all other cases are returned.
         plain : bool, optional
             Whether to return only cases with dense gradients, with workers that are
             equally fast, and with one message at a time.
         """
+        # One row of each case, whose other rows repeat it.
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = []
         for row in rows:
             case = Case.from_row(row)
-            # These numbers are exactly 1 with dense gradients, with workers that are equally
-            # fast, and with one message at a time.
+            # The density is 1 with dense gradients, the straggler's factor with workers that
+            # are equally fast, and the number in flight with one message at a time. All three
+            # are set exactly, and not computed.
             is_plain = case.density == case.straggler == case.in_flight == 1
             if case.negotiated == negotiated and (is_plain or not plain):
                 cases.append(case)
@@ -177,13 +188,14 @@ class Lab:
         ----------
         case : Case
             The case.
-        first : str, optional
-            The phase that counts where phases overlap, such as "NEGOTIATE".
+        first : {"ALLREDUCE", "WAIT", "NEGOTIATE"}, optional
+            The phase that counts where phases overlap.
 
         Returns
         -------
         DataFrame
-            A row for each repeat, and a column for each phase.
+            A row for each repeated iteration whose timeline was recorded, and a column for
+            each of `workbook.osf.equations.PHASES`.
         """
         spans = self.spans_of(case)
         rows = []
@@ -202,19 +214,22 @@ def buffer_of(case: Case) -> tuple[str, int] | None:
         The network in the paper's spelling, and the size of its buffer in bytes, which
         is 0 without fusion. None if the case has another plan, such as MG-WFBP's.
     """
+    # A plan is named as in "none", "buffer:25MB" or "mg_wfbp".
     kind, _, size = case.plan.partition(":")
     if kind not in ("none", "buffer"):
         return None
+    # The plan "none" has no size.
     buffer_bytes = parse_bytes(size) if size else 0
     return osf_name(case.network), buffer_bytes
 
 
 def buffer_name(size: float) -> str:
-    """Return the size of a buffer in bytes as a label, or "none" if it is 0.
+    """Return a label for a buffer of a size in bytes, such as "25 MB", or "none" if it is 0.
 
     The units are decimal, as those of the paper seem to be.
     """
     units = {"GB": 1e9, "MB": 1e6, "KB": 1e3, "B": 1.0}
+    # The largest unit of which the size has at least one.
     for name, unit in units.items():
         if size >= unit:
             return f"{size / unit:g} {name}"
@@ -229,25 +244,26 @@ def in_labs(
     Parameters
     ----------
     numbers_of : callable
-        Returns the numbers of a campaign.
+        Takes a campaign, and returns its numbers.
     regime : str, optional
         The name of the campaign with expensive start-ups. The other campaign is LAB.
 
     Returns
     -------
     list of DataFrame
-        The numbers of each campaign. The column ``look`` is the key of its link in LABS,
-        "measured" (cheap) or "regime" (expensive).
+        The numbers of each campaign, first those with cheap start-ups. The column ``look``
+        is the key of the campaign's link in LABS, "measured" (cheap) or "regime" (expensive).
     """
-    measured = numbers_of(Lab.load(LAB)).assign(look="measured")
-    in_regime = numbers_of(Lab.load(regime)).assign(look="regime")
-    return [measured, in_regime]
+    cheap = numbers_of(Lab.load(LAB)).assign(look="measured")
+    expensive = numbers_of(Lab.load(regime)).assign(look="regime")
+    return [cheap, expensive]
 
 
 def graded(model: pd.DataFrame, *labs: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the model and of the lab, one below the other.
+    """Return the rows of the model, and below them those of the lab's tables.
 
-    The column ``grade`` is "model" or "lab".
+    The column ``grade`` is "model" or "lab". A column that a table does not have is NaN in its
+    rows. The rows are numbered anew.
     """
     tables = [model.assign(grade="model")]
     for lab in labs:

@@ -37,6 +37,8 @@ def modelled(
 ) -> dict[str, float]:
     """Return how long each phase takes on the paper's cluster, in seconds.
 
+    The phases are those of a worker of usual speed.
+
     Parameters
     ----------
     setting : PaperSetting
@@ -44,15 +46,17 @@ def modelled(
     network : str
         The network.
     slowest : float
-        By which factor the slowest worker computes longer.
+        By which factor the slowest worker computes longer, 1 if all are equally fast.
     workers : int
         The number of workers.
     buffer_bytes : int, optional
         The size of the fusion buffer, or 0 for no fusion.
     """
+    # ``waited_s`` has the time that each message of the plan waits in vain for one more tensor,
+    # until the timeout of the buffer.
     workload, plan, waited_s = setting.with_buffer(network, buffer_bytes)
-    # The workers agree in one round trip to a coordinator. The printed bandwidth-delay
-    # product of the network over its bandwidth is the delay of a round trip.
+    # The workers agree on the order of messages in one round trip to a coordinator. The paper
+    # prints the bandwidth-delay product in KB, which is the bandwidth times a round trip.
     round_trip_s = prose("osf")["fig10-bdp"] * KB / NETWORK_BYTES_PER_S
     return breakdown(
         workload,
@@ -72,17 +76,18 @@ def shares(
     Parameters
     ----------
     seconds_of : callable
-        Takes one value of each of ``cases``, and returns the seconds by phase.
+        Takes one value of each of ``cases``, in their order, and returns the modelled
+        seconds by phase.
     cases : mapping of str to sequence
-        The values by their column.
+        For each column of the table, the values that are combined.
 
     Returns
     -------
     DataFrame
         A row for each combination of the values and each ``phase``. ``model`` is the
-        share of its ``seconds``.
+        share of its ``seconds`` in those of all phases of the combination.
     """
-    frame = tidy(seconds_of, cases, "phase", "seconds")
+    frame = tidy(seconds_of, cases, name="phase", value="seconds")
     total_s = frame.groupby([*cases])["seconds"].transform("sum")
     return frame.assign(model=frame["seconds"] / total_s)
 
@@ -99,8 +104,8 @@ def in_lab(
     negotiated : bool, optional
         Whether to return the cases in which the ranks agreed on the order of messages.
         Otherwise all other cases are returned.
-    first : str, optional
-        The phase that counts where phases overlap.
+    first : {"ALLREDUCE", "WAIT", "NEGOTIATE"}, optional
+        The phase that counts where measured phases overlap.
 
     Returns
     -------
@@ -108,16 +113,17 @@ def in_lab(
         A row for each case (KEYS) and ``phase``: the seconds by the model (``model_s``)
         and measured (``measured_s``), the mean difference of two repeats
         (``repeatability_s``), and the shares of the communication time by the model
-        (``model``) and measured (``measured``).
+        (``model``) and measured (``measured``). Only cases with a fusion buffer or without
+        fusion have rows.
     """
+    # By case, as KEYS name it, a table with a row for each phase.
     tables = {}
     for case in lab.cases(negotiated=negotiated):
         # None for plans that are neither a buffer nor no fusion.
         network_and_buffer = buffer_of(case)
         if network_and_buffer is not None:
             network, buffer_bytes = network_and_buffer
-            # A straggler is the slowest worker. The number is the factor by which it computes
-            # longer.
+            # ``straggler`` is the factor by which the slowest worker computes longer.
             key = (network, case.workers, buffer_bytes, case.straggler)
             tables[key] = _case_in_lab(lab, case, first)
     return pd.concat(tables, names=[*KEYS, "phase"]).reset_index()
@@ -126,12 +132,14 @@ def in_lab(
 def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
     """Return the rows of `in_lab` for one case, by phase.
 
-    ``first`` is the phase that counts where phases overlap.
+    ``first`` is the phase that counts where measured phases overlap.
     """
+    # The cost of a message in the lab, and the link that messages share.
     communication = lab.calibration.of_case(case)
     agreed_s = 0.0
     if case.negotiated:
-        # The ranks agree by a message as small as the smallest that was measured.
+        # The ranks agree on the order of messages by a message of their own. The smallest
+        # message that was measured, of 1 KiB, stands for it.
         agreed_s = float(communication.cost(KIB))
     model_s = breakdown(
         lab.workload(case),
@@ -142,6 +150,7 @@ def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
         negotiate_s=agreed_s,
     )
     measured_s = lab.phases(case, first)
+    # Both columns have the phases as their index, the measured one the means over repeats.
     table = pd.DataFrame(
         {"model_s": pd.Series(model_s), "measured_s": measured_s.mean()}
     )
@@ -152,15 +161,17 @@ def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
-    """Draw stacked phases in %, with a row of panels for each place.
+    """Draw bars of stacked phases in %, with a row of panels for each place.
 
-    A place is the cluster or a link of the lab, as the heading of a panel names it.
+    A place is the cluster or a link of the lab, as the heading of a panel names it. Each row
+    has a panel for each of the networks TWO.
 
     Parameters
     ----------
     frame : DataFrame
-        A row for each network, ``place``, ``bar`` and ``phase``, with columns
-        ``model``, ``measured`` and ``paper``, as ``draw`` of Figures 5 and 7 makes them.
+        A row for each network, ``place``, ``bar`` and ``phase``. The columns ``model``,
+        ``measured`` and ``paper`` have the height of the phase, or of a printed point, as a
+        share of 1. Places and bars are drawn in the order of the rows.
     bar_name : str
         What the bars differ by, such as "workers".
     label : str
@@ -187,25 +198,41 @@ def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
 def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None:
     """Draw the phases of one network on the cluster or in the lab, and the printed shares.
 
-    On the cluster there is one bar for each ``bar``, by the model. In the lab there are
-    two, by the model and measured.
+    On the cluster there is one bar for each value of the column ``bar``, by the model. In the
+    lab there are two, by the model and measured.
+
+    Parameters
+    ----------
+    ax : Axes
+        Where they are drawn.
+    rows : DataFrame
+        The rows of `draw` for the network and the place.
+    bar_name : str
+        What the bars differ by, such as "workers".
+    label : str
+        The label of the vertical axis.
     """
     values = ["model"]
+    # How the two bars of a pair differ, "" if bars are not in pairs.
     pairs = ""
     xlabel = bar_name
+    # Nothing was measured on the cluster.
     if rows["measured"].notna().any():
         values = ["model", "measured"]
         pairs = "left bars: model, right bars: lab"
         xlabel = f"{bar_name}; {pairs}"
     by_phase = rows.pivot(index="bar", columns="phase", values=values)
     names = list(rows["bar"].unique())
+    # A table of one row for each bar that is drawn, with the phases in the order of PHASES.
     bars = []
     for name in names:
         for value in values:
             bars.append(by_phase[value].loc[[name], list(PHASES)])
     percent = 100 * pd.concat(bars)
     plots.bars(ax, percent, label=label, stacked=True, legend="", pairs=pairs)
-    # The rows of a bar, one for each phase, have the same printed number or none.
+    # In the rows of a bar, one for each phase, the printed number is the same, or NaN in some or
+    # all of them. The maximum leaves NaN out.
     printed_percent = 100 * rows.groupby("bar")["paper"].max()[names]
+    # `plots.bars` has set a tick for each name.
     plots.points(ax, ax.get_xticks(), printed_percent, "paper", size=6)
     ax.set_xlabel(xlabel)
