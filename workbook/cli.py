@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        The exit status, as that of `ddlkit.cli.main`.
+        The exit status. `ddlkit.cli.main`, which runs the command, describes it.
     """
     return cli.main(argv, PROGRAM)
 
@@ -105,11 +105,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     example="python -m workbook build --recorded --only 02,04",
 )
 def build(arguments: argparse.Namespace) -> None:
-    """Run the command ``python -m workbook build``."""
+    """Run the command ``python -m workbook build``, and print the path of the front page.
+
+    Raises
+    ------
+    UserError
+        If options exclude each other, or if a directory is missing or cannot be written.
+    """
+    # Imported here, so that other commands start without what the site needs.
     from workbook.site import book
 
+    # An empty list stands for all notebooks.
     numbers = []
     if arguments.only is not None:
+        # A comma too many, as in "02,", names no notebook. The option must name one at least.
         numbers = [number for number in arguments.only.split(",") if number]
         if not numbers:
             raise UserError(
@@ -162,7 +171,18 @@ def build(arguments: argparse.Namespace) -> None:
     example="python -m workbook figures --check",
 )
 def figures(arguments: argparse.Namespace) -> int:
-    """Run the command ``python -m workbook figures``."""
+    """Run the command ``python -m workbook figures``.
+
+    Returns
+    -------
+    int
+        The exit status, 1 if --check finds a problem and otherwise 0.
+
+    Raises
+    ------
+    UserError
+        If options exclude each other, or if --reports names no directory.
+    """
     from workbook.common import catalog
 
     if arguments.check and arguments.write:
@@ -188,16 +208,25 @@ def figures(arguments: argparse.Namespace) -> int:
     example="python -m workbook texts --check",
 )
 def texts(arguments: argparse.Namespace) -> int:
-    """Run the command ``python -m workbook texts``."""
+    """Run the command ``python -m workbook texts``.
+
+    Returns
+    -------
+    int
+        The exit status, 1 if --check finds a file that is not current and otherwise 0.
+    """
     from workbook.site import passages
 
+    # Without --check, files are written, and not compared.
     if not arguments.check:
+        # The names of the files that have changed.
         written = passages.write()
         for name in written:
             print(f"wrote {name}")
         if not written:
             print("all numbers in README.md and docs/ were current already")
         return 0
+    # The names of the files that are not current, which are left unchanged.
     outdated = passages.outdated()
     for name in outdated:
         print(
@@ -235,12 +264,15 @@ predict, before anything is replayed or trained. No case is run."""
 def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
     """Return the options of commands that measure for a long time.
 
+    These are the commands record and campaign. Besides --predict, they have the options of
+    every command that measures, such as --out and --budget.
+
     Parameters
     ----------
     predict : str
         The help of --predict.
     default_out : str
-        The default of --out, in words.
+        The default of --out, as the help words it.
     """
     return (
         *group("how to measure", flag("--predict", predict)),
@@ -292,13 +324,26 @@ def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
     example="python -m workbook record gpu --budget 8m --dry-run",
 )
 def record(arguments: argparse.Namespace) -> int | None:
-    """Run the command ``python -m workbook record``."""
+    """Run the command ``python -m workbook record``.
+
+    Returns
+    -------
+    int or None
+        With --preflight, the exit status: 0 if all checks passed, and otherwise 1. Without it
+        None, which stands for success.
+
+    Raises
+    ------
+    UserError
+        If --preflight cannot tell which device is checked, or as `_record` does.
+    """
     if not arguments.preflight:
         _record(arguments)
         return None
     from workbook.record.preflight import preflight
 
-    # The names of suites say what they measure.
+    # These suites are of one device. All others may be measured on either device, so that
+    # --device must say which one is checked.
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
@@ -310,7 +355,17 @@ def record(arguments: argparse.Namespace) -> int | None:
 
 
 def _record(arguments: argparse.Namespace) -> None:
-    """Measure what the arguments name, and print the directory of the tables."""
+    """Measure what the arguments name, and print the directory of the tables.
+
+    With --dry-run, nothing is measured, and what would be measured is printed instead.
+
+    Raises
+    ------
+    UserError
+        If an option has no effect on what is measured, names no network, or names a directory
+        or file that cannot be written, or as `workbook.record.recording.record` does.
+    """
+    # These recordings belong to no suite, and have a function of their own.
     if arguments.name == STRAGGLING:
         _record_straggling(arguments)
         return
@@ -322,19 +377,23 @@ def _record(arguments: argparse.Namespace) -> None:
             "such as layers: leave it out"
         )
     refuse_impossible_outputs(arguments.out, arguments.pack)
+    # Names and batch sizes, none if the option is not given.
     networks = named_networks(arguments.networks)
     if networks:
-        # Importing the zoo registers the networks of the papers.
+        # Importing the zoo, the module of the papers' networks, makes their names known.
         from workbook.record import zoo
 
         assert zoo  # so that no linter takes the import for an unused one
     # A wrong name is refused here, where the error can name the option.
     refuse_unknown_networks(networks)
+    # `record` takes each network as the user wrote it, such as "resnet50:32".
     names = arguments.networks.split(",") if arguments.networks else ()
+    # An interrupt of the user says where the tables are that were already measured.
     with interrupt_says_kept(arguments.out):
-        directory = recording.record(
+        directory_or_plan = recording.record(
             arguments.name,
             suite=arguments.suite or "quick",
+            # "" leaves the choice to the suite.
             device=arguments.device or "",
             out=arguments.out,
             dry_run=arguments.dry_run,
@@ -344,12 +403,18 @@ def _record(arguments: argparse.Namespace) -> None:
             pack=arguments.pack,
             ignore_load=arguments.ignore_load,
         )
-    print(directory)
+    print(directory_or_plan)
 
 
 def _record_straggling(arguments: argparse.Namespace) -> None:
-    """Record trainings with known delays, and print the path of the table of what happened."""
-    # These recordings have settings of their own.
+    """Record trainings with known delays, and print the path of the table of what happened.
+
+    Raises
+    ------
+    UserError
+        If an option is given that has no effect here.
+    """
+    # The scenarios file has all settings of these recordings but their directory.
     for name in ("device", "networks", "predict", "budget", "dry_run", "pack"):
         if getattr(arguments, name):
             option = "--" + name.replace("_", "-")
@@ -381,14 +446,22 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )
 def campaign(arguments: argparse.Namespace) -> None:
-    """Run the command ``python -m workbook campaign``."""
+    """Run the command ``python -m workbook campaign``.
+
+    Raises
+    ------
+    UserError
+        If the name is that of a suite and no file, or as `_record` does.
+    """
+    # The name of a file has a suffix, and that of a suite has none.
     if not Path(arguments.name).suffix:
         raise UserError(
             f"campaign {arguments.name}: is no file .yml or .json: name a file that lists "
             "cases, as examples/campaign.yml; suites are measured by python -m workbook "
             "record"
         )
-    # _record also records suites. A campaign has none of the options that choose a part of one.
+    # `_record` also asks for the options by which the command record chooses parts of a suite.
+    # This command does not have them, so that they are set as if they were not given.
     arguments.suite = None
     arguments.device = None
     arguments.networks = None
@@ -413,7 +486,13 @@ def campaign(arguments: argparse.Namespace) -> None:
     example="python -m workbook pack data/recorded",
 )
 def pack(arguments: argparse.Namespace) -> None:
-    """Run the command ``python -m workbook pack``."""
+    """Run the command ``python -m workbook pack``.
+
+    Raises
+    ------
+    UserError
+        If there is no such folder, if it holds no tables, or if a table is damaged.
+    """
     from ddlkit import store
     from ddlkit.measure.session.engine import with_tables
     from ddlkit.store import tables
@@ -422,14 +501,17 @@ def pack(arguments: argparse.Namespace) -> None:
     folder = arguments.folder or places.RECORDED
     if not folder.is_dir():
         raise _no_directory(str(folder), folder)
+    # The folder and its subfolders, as far as they hold tables. Each is packed on its own.
     directories = with_tables(folder)
     if not directories:
         raise UserError(
             f"{folder}: holds no recorded tables: give a folder of CSV tables, as "
             "data/recorded"
         )
+    # The paths of the tables that are packed now. Those that were packed before are left out.
     packed = []
     for directory in directories:
+        # Only one process at a time can hold the lock of a folder.
         with store.lock(directory / ".lock"):
             packed += tables.pack(directory)
     if not packed:

@@ -57,10 +57,11 @@ def numbers(
     Parameters
     ----------
     collectives : DataFrame
-        The samples from which the costs are made, a machine's table ``collectives``.
+        A machine's table ``collectives``: the samples from which the costs are made.
     tensors : DataFrame
-        The samples of another run, which the costs predict, the machine's table
-        ``tensors``. A cost has never seen the size that it predicts.
+        The machine's table ``tensors``: samples of another run, in which messages have the
+        sizes of a network's tensors. The costs predict these samples. A cost that predicts
+        a size is made without samples of this size.
     network : str
         The network.
     models : sequence of str, optional
@@ -69,8 +70,8 @@ def numbers(
     Returns
     -------
     DataFrame
-        A row for each link, model and size in bytes, as `_errors` returns them.
-        ``tensors`` is how many tensors of the network have the size. The printed
+        A row for each link, number of ranks, model and size in bytes, as `_errors` returns
+        them. ``tensors`` is how many tensors of the network have the size. The printed
         bandwidth-delay product is ``paper_bandwidth_delay_bytes``.
 
     Raises
@@ -78,6 +79,7 @@ def numbers(
     UserError
         If no link has samples in both tables.
     """
+    # By the link and the number of ranks.
     samples_by_link = dict(iter(_all_reduces(collectives)))
     of_network = tensors[tensors["network"] == network]
     tables = []
@@ -99,7 +101,7 @@ def numbers(
 
 
 def _all_reduces(samples: pd.DataFrame) -> Any:
-    """Return all-reduces by link and ranks, without those that the host disturbed."""
+    """Return a table's all-reduces, without those that the host disturbed, grouped by LINK."""
     return undisturbed(samples[samples["collective"] == "all_reduce"]).groupby(LINK)
 
 
@@ -111,21 +113,24 @@ def _errors(
     Parameters
     ----------
     samples : DataFrame
-        The all-reduces from which the costs are made.
+        The all-reduces of one run, from which the costs are made.
     to_predict : DataFrame
-        The all-reduces of the other run.
+        The all-reduces of the other run, between as many ranks.
     models : sequence of str
         Some of MODELS.
 
     Returns
     -------
     DataFrame
-        A row for each model and size in bytes: the median measured time and that of the
-        model, the relative ``error``, and ``repeated``, the relative difference between
-        the medians of both runs. ``bandwidth_delay_bytes`` is that of the link.
+        A row for each model and size in bytes: the median measured time of the other run
+        (``measured_s``), the time by the model (``model_s``), the relative ``error`` of the
+        model, and ``repeated``, by which share the median of the first run differs from that
+        of the other. ``bandwidth_delay_bytes`` is that of the link.
     """
+    # All samples are of the same number of ranks.
     workers = int(samples["ranks"].iloc[0])
     sizes, seconds = _sizes_and_seconds(samples)
+    # The threshold of osf Eq 18, in bytes, by the start-up and the rate of osf Eq 7.
     ring = osf.ring_from_ends(sizes, seconds, workers)
     threshold = osf.bandwidth_delay_bytes(ring)
 
@@ -134,9 +139,11 @@ def _errors(
     # NaN for sizes that the first run does not have.
     repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
 
-    # Sizes are ascending in ``measured_s`` and in what `unseen_errors` returns.
+    # Sizes are distinct and ascending in ``measured_s`` and in what `unseen_errors` returns, so
+    # that their arrays fit together.
     tables = []
     for model in models:
+        # For each size to predict, the cost is made anew from the samples of all other sizes.
         unseen_sizes, errors = unseen_errors(
             partial(_cost, model, workers, threshold),
             (sizes, seconds),
@@ -170,8 +177,8 @@ def _cost(
     """
     if model == "ring_all_reduce":
         return osf.ring_from_ends(sizes, seconds, workers)
-    # "BDP" in the name of a model stands for the threshold. Without draws the fit returns the
-    # cost alone, and no costs for its interval.
+    # All other models are named by the form of a cost. "BDP" in such a name stands for the
+    # threshold. Without draws, the fit computes no interval, which is not needed here.
     form = model.replace("BDP", f"{threshold:.0f}")
     fitted = fit(form, sizes, seconds, workers=workers, algorithm="ring", draws=0)
     return fitted.cost
@@ -188,11 +195,12 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each link and for its ``tensors`` below ("small") and above ("large")
-        the bandwidth-delay product. ``line`` is the best straight line and ``eq18`` the
-        best form of Eq 18. ``line_error`` and ``eq18_error`` are their median errors over
-        the tensors. ``runs_differ`` is the median difference of the two runs, and
-        ``decided`` says whether the errors differ by more than that.
+        Two rows for each link. The ``tensors`` of a row are those below ("small") or those
+        above ("large") the bandwidth-delay product. ``line`` is the best straight line and
+        ``eq18`` the best form of Eq 18. ``line_error`` and ``eq18_error`` are the medians
+        over the tensors of the size of their relative errors. ``runs_differ`` is the median
+        over the sizes of the relative difference of the two runs, and ``decided`` says
+        whether the two errors differ by more than that.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
     by_size = frame.assign(
@@ -205,6 +213,7 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
         # Each size counts as often as the network has tensors of it.
         of_tensors = of_side.loc[of_side.index.repeat(of_side["tensors"])]
         errors = of_tensors.groupby("model")["error"].median()
+        # The models with the least error of each kind.
         line = errors[LINE_MODELS].idxmin()
         eq18 = errors[EQ18_MODELS].idxmin()
         runs_differ = of_side["apart"].median()
@@ -235,6 +244,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
+    # A row for each link, and for small and for large tensors.
     comparisons = decided(frame)
     links = comparisons.groupby(LINK, sort=False)
     sheet = plots.sheet(
@@ -242,13 +252,16 @@ def draw(frame: pd.DataFrame) -> Figure:
         columns=len(links),
         height=3.5,
         sharey=True,
+        # The axes are a two-dimensional array even if there is only one link.
         squeeze=False,
     )
     with sheet as (figure, axes):
         for ax, ((link, ranks), of_link) in zip(axes.flat, links, strict=True):
             _draw_link(ax, rows_of(frame, link=link, ranks=ranks))
             name = LINK_TITLES.get(str(link), str(link))
+            # The second line says which form is closer, or that nothing is decided.
             ax.set_title(f"{name}, {ranks} ranks\n{_closer(of_link)}")
+            # Inner panels have no labels of their axes.
             ax.label_outer()
         axes[0, 0].set_ylabel("error on the held-out size [%]")
     return figure
@@ -259,6 +272,7 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 
     ``comparisons`` is what `decided` returned.
     """
+    # Comparisons whose errors differ by more than two runs do.
     clear = comparisons[comparisons["decided"]]
     eq18_is_closer = clear["eq18_error"] < clear["line_error"]
     text = (
@@ -274,11 +288,14 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 
 
 def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
-    """Draw the errors over one link, and its bandwidth-delay product and the printed one.
+    """Draw the errors in % over one link, and two bandwidth-delay products (BDP) in bytes.
 
-    The difference of the two runs is shaded. ``rows`` are the rows of `numbers` for the link.
+    One product is that of the link, and the other is the one that the paper prints. Errors
+    within the difference of two runs, which is shaded, decide nothing. ``rows`` are the rows
+    of `numbers` for the link.
     """
-    # The difference does not depend on the model, so that the first row of a size has it.
+    # The difference does not depend on the model, so that the first row of a size has it. It is
+    # NaN for sizes of one run only.
     difference = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
     ax.fill_between(
         difference.index,
@@ -293,13 +310,17 @@ def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
         errors[[*DRAWN]],
         xlabel="message size",
         ylabel="",
+        # A horizontal axis of bytes, which is logarithmic.
         log="b",
+        # The figure has one legend, which is below all panels.
         legend="",
     )
+    # The lines are in the order of DRAWN, whose values are their labels.
     for line, name in zip(ax.get_lines(), DRAWN.values(), strict=True):
         line.set_label(name)
     ax.set_xticks(TICKS, [format_bytes(size) for size in TICKS])
 
+    # All rows have the same two products.
     link_bdp = rows["bandwidth_delay_bytes"].iloc[0]
     ax.axvline(link_bdp, color=SOFT, label="BDP of the link")
     paper_bdp = rows["paper_bandwidth_delay_bytes"].iloc[0]
@@ -312,7 +333,10 @@ def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _closer(comparisons: pd.DataFrame) -> str:
-    """Return which form is closer below and above the BDP of a link, in words."""
+    """Return which form is closer below and above the BDP of a link, in words.
+
+    ``comparisons`` are the rows of `decided` for the link, of which only decided ones count.
+    """
     sides = {"small": "below", "large": "above"}
     parts = []
     for row in comparisons[comparisons["decided"]].itertuples():
@@ -334,6 +358,8 @@ BENT = "piecewise:BDP"
 def _linear_over_piecewise(condition: str) -> Result:
     """Return the median error of each straight line over that of osf Eq 18, by link.
 
+    The medians are over the tensors of ResNet-101.
+
     Parameters
     ----------
     condition : str
@@ -341,12 +367,17 @@ def _linear_over_piecewise(condition: str) -> Result:
     """
     rows = _cost_errors().query(condition)
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
+    # A row for each link, and a column for each line. Above 1, the line has the larger error.
     ratios = medians[LINES].div(medians[BENT], axis=0)
-    apart = rows["repeated"].abs().groupby(rows["link"]).agg(["median", "max"])
+    # A cost is made from one run, and judged by another. ``repeated`` is the relative difference
+    # of the two runs at the size of a tensor, which no cost can foresee.
+    difference = rows["repeated"].abs()
+    runs_apart = difference.groupby(rows["link"]).agg(["median", "max"])
     links = []
     for link, of_link in ratios.iterrows():
+        # The ratios are in the order of LINES, which the note names.
         listed = ", ".join(f"{ratio:.2g}" for ratio in of_link)
-        runs = apart.loc[link]
+        runs = runs_apart.loc[link]
         links.append(
             f"{link} {listed} "
             f"(runs {runs['median']:.1%} apart, up to {runs['max']:.1%})"
@@ -366,9 +397,9 @@ def _linear_over_piecewise(condition: str) -> Result:
 def _below_bandwidth_delay() -> Result:
     """Return the share of messages below the printed bandwidth-delay product, in %.
 
-    The paper states neither the networks nor the buffers. Each choice is a reading. A buffer
-    of 0 is no fusion.
+    The paper states neither the networks nor the buffers. Each choice is a reading.
     """
+    # A buffer of 0 bytes is no fusion. The buffers of all networks are those of Figure 4.
     readings = {}
     for buffer_bytes in (0, KB):
         readings[f"VGG-16, buffer {buffer_name(buffer_bytes)}"] = claims.counted(
@@ -382,18 +413,19 @@ def _below_bandwidth_delay() -> Result:
 
 
 def _percent_below(networks_named: Sequence[str], buffer_bytes: float) -> float:
-    """Return the share of networks' messages below the printed product, in %.
+    """Return the share of messages below the printed bandwidth-delay product, in %.
 
     Parameters
     ----------
     networks_named : sequence of str
-        The networks.
+        The networks, whose messages count together.
     buffer_bytes : float
-        The size of the fusion buffer, which no timeout closes, or 0 for no fusion.
+        The size of the fusion buffer, which has no timeout, or 0 for no fusion.
     """
     sizes = []
     for network in networks_named:
-        # Without a timeout, the size of a message does not depend on the compute time.
+        # Without a timeout, the size of a message does not depend on the compute time, so that
+        # any will do.
         workload, plan, _ = cluster.fused(
             network,
             compute_s=1.0,
@@ -410,14 +442,16 @@ def _percent_below(networks_named: Sequence[str], buffer_bytes: float) -> float:
 def _cost_errors() -> pd.DataFrame:
     """Return the size of the errors for each link, model and tensor of ResNet-101.
 
-    If several machines recorded a link, only the last recording counts.
+    The models are LINES and BENT. If several machines recorded a link, only the last recording
+    counts.
     """
     by_link = {}
     for recording in source.recordings("tensors").values():
         collectives = recording.table("collectives")
         tensors = recording.table("tensors")
         by_size = numbers(collectives, tensors, "ResNet101", [*LINES, BENT])
-        # A row for each tensor instead of each size.
+        # A row for each tensor instead of each size, of which the network may have several
+        # tensors.
         of_tensors = by_size.loc[by_size.index.repeat(by_size["tensors"])]
         of_tensors = of_tensors.assign(error=of_tensors["error"].abs())
         for link, of_link in of_tensors.groupby("link"):

@@ -74,7 +74,8 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each ``network`` and ``planner``, as `_by_planner` describes it.
+        A row for each ``network`` and ``planner`` (PLANNERS), with the numbers of
+        `_by_planner`.
     """
     cost = setting.cost()
     tables = {}
@@ -87,8 +88,8 @@ def _by_planner(workload: Workload, cost: AlphaBeta) -> pd.DataFrame:
     """Return the rows of `modelled` for one network, by planner.
 
     ``messages`` is the number of messages, ``model`` the scaling factor, and
-    ``gain_over_100MB`` the gain over the constant buffer. No plan can gain more over
-    that buffer than ``most_possible_gain``.
+    ``gain_over_100MB`` the relative gain of the factor over that with the constant buffer. No
+    plan can gain more over that buffer than ``most_possible_gain``, which all rows repeat.
     """
     messages = {}
     factors = {}
@@ -97,7 +98,8 @@ def _by_planner(workload: Workload, cost: AlphaBeta) -> pd.DataFrame:
         messages[planner] = len(plan.ends)
         factors[planner] = predict(workload, plan, cost).scaling_factor
     table = pd.DataFrame({"messages": messages, "model": factors})
-    # A single message would save all start-ups of the constant buffer but one.
+    # A single message would save all start-ups of the constant buffer but one. The bound takes
+    # this time as a share of the compute time.
     saved_s = (messages[CONSTANT] - 1) * cost.alpha_s
     saved_overhead = saved_s / workload.compute_s
     return table.assign(
@@ -118,11 +120,12 @@ def modelled_gains(setting: PaperSetting) -> pd.DataFrame:
     -------
     DataFrame
         A row for each ``planner``, the planner that it is compared with (``over``) and
-        ``network``, with the relative ``gain``.
+        ``network``. ``gain`` is the relative gain of the scaling factor.
     """
     factors = modelled(setting).pivot(
         index="network", columns="planner", values="model"
     )
+    # The pivot sorted the networks by name. The table has them in the order of FIVE.
     factors = factors.loc[list(FIVE)]
     gains = {}
     for rule in RULES:
@@ -145,11 +148,14 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each planner and network. The gain has its 95% interval over the
-        rounds, ``gain_low`` to ``gain_high``.
+        A row for each planner, MG-WFBP and the best plan ("exact"), and for each network on
+        each link that the campaign compares with the buffer.
+        ``gain`` is by which share the iteration with the buffer is longer, the median over
+        the rounds of the campaign. Its 95% interval is ``gain_low`` to ``gain_high``.
     """
     tables = []
     for rule in (RIVAL, "exact"):
+        # The iteration with each other plan over that with the plan of the rule.
         tables.append(compare.paired(runs, rule).assign(planner=rule))
     pairs = pd.concat(tables).query("other == 'buffer:25MB'")
     gains = pd.DataFrame(
@@ -171,9 +177,11 @@ def gains_in_regime() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network and planner. The gain is the mean over the rounds, and
-        ``gain_low`` and ``gain_high`` are the least and the largest of them.
+        A row for each network and planner. ``gain`` is the mean over the repeated
+        iterations, and ``gain_low`` and ``gain_high`` are the least and the largest gain of
+        one of them.
     """
+    # The campaign whose link has expensive start-ups.
     lab = Lab.load(REGIMES)
     cases_by_network: dict[str, list[Case]] = {}
     for case in lab.cases(plain=True):
@@ -188,21 +196,24 @@ def _network_in_regime(
     lab: Lab, network: str, cases: Sequence[Case]
 ) -> list[dict[str, Any]]:
     """Return the rows of `gains_in_regime` for one network, from all of its cases."""
+    # The scaling factors of the repeated iterations, by plan.
     factors = {case.plan: lab.rounds(case)["factor"] for case in cases}
+    # ``ends`` is where the messages of a plan end, such as "2;5;9". Equal ends are equal plans.
     plan_by_ends = {case.ends: case.plan for case in cases}
     # All cases of a network have the same workload, link and number of workers.
     workload = lab.workload(cases[0])
     cost = lab.calibration.of_case(cases[0]).cost
     rows = []
     for rule in ("adafusion", *RULES):
+        # The name of the case in which the plan of the rule was replayed, if there is one.
         replayed: str | None = rule
         if rule not in factors:
-            # A rule that was not run itself may make the plan of another case.
+            # A rule that was not replayed itself may make the same messages as another case.
             plan = make_plan(rule, workload, cost)
             ends = ";".join(map(str, plan.ends))
             replayed = plan_by_ends.get(ends)
-        # A plan that nobody replayed has no row. Nor has the plan of the constant buffer,
-        # which gains nothing over itself.
+        # A plan that was not replayed has no row. Nor has a plan that is that of the constant
+        # buffer, which gains nothing over itself.
         if replayed is None or replayed == CONSTANT:
             continue
         gain = factors[replayed] / factors[CONSTANT] - 1
@@ -220,7 +231,7 @@ def _network_in_regime(
 
 
 def numbers(campaign: Source) -> pd.DataFrame:
-    """Return scaling factors by planner, and the gains of planners.
+    """Return modelled scaling factors by planner, and modelled and measured gains.
 
     Parameters
     ----------
@@ -230,18 +241,22 @@ def numbers(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting, and then gains, which are modelled in all
-        compatible settings or measured. In the rows of gains, ``grade`` is "model" or
-        "lab". The printed range of adaFusion's gain is ``paper_gain_low`` to
-        ``paper_gain_high``.
+        The rows of `modelled` in the best setting come first. Their ``grade`` is NaN. The
+        rows of gains follow: those of `modelled_gains` in the best setting, with their range
+        over all compatible settings and the ``grade`` "model", and those of `gains_in_lab`
+        and `gains_in_regime` with the ``grade`` "lab". The modelled rows of adaFusion have
+        the printed range of its gain, ``paper_gain_low`` to ``paper_gain_high``.
     """
     factors = modelled(settings.setting())
-    gains = settings.over(modelled_gains, ["planner", "over", "network"], ["gain"])
+    gains = settings.over(
+        modelled_gains, keys=["planner", "over", "network"], values=["gain"]
+    )
     measured = gains_in_lab(campaign.table("runs"))
     frame = pd.concat(
         [factors, graded(gains, measured, gains_in_regime())], ignore_index=True
     )
     is_stated = (frame["planner"] == ADAFUSION) & (frame["grade"] == "model")
+    # By the planner over which it is a gain, the least and the largest gain that is printed.
     low = {
         CONSTANT: claimed("osf-fig11-constant-min") / 100,
         RIVAL: claimed("osf-fig11-mgwfbp-min") / 100,
@@ -262,14 +277,20 @@ def numbers(campaign: Source) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the gains of adaFusion, a panel for each planner that it is compared with.
 
+    By the printed rule (osf Eq 17), a message does not wait. By the repaired rule, it waits for
+    the backward pass of the next tensor.
+
     Parameters
     ----------
     frame : DataFrame
         What `numbers` returned.
     """
-    # The model has gains of the repaired rule, and the lab those of the printed rule.
+    # ADAFUSION is the planner by the repaired rule, of which the model has gains. "adafusion" is
+    # the planner by the printed rule, of which the lab has gains.
     repaired = rows_of(frame, planner=ADAFUSION, grade="model")
     replayed = rows_of(frame, planner="adafusion", grade="lab")
+    # The title has the largest gain of any setting and network. The printed range is the same
+    # in all rows.
     over_constant = rows_of(repaired, over=CONSTANT)
     title = (
         f"By the model, adaFusion gains at most {over_constant['gain_high'].max():.0%} "
@@ -279,6 +300,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     sheet = plots.sheet(title, columns=2, height=3.4, sharey=True)
     with sheet as (figure, axes):
         for ax, (over, name) in zip(axes, RIVALS.items(), strict=True):
+            # The lab has no gains over MG-WFBP, and draws no points there.
             _draw_gains(
                 ax, rows_of(repaired, over=over), rows_of(replayed, over=over), name
             )
@@ -295,13 +317,14 @@ def _draw_gains(
     ax : Axes
         Where they are drawn.
     modelled : DataFrame
-        The gains of the repaired rule, with their range and the printed range, which is
-        shaded.
+        The gains of the repaired rule of adaFusion by network, with their range over
+        compatible settings, and with the range that the paper prints, which is shaded.
     replayed : DataFrame
-        The measured gains of the printed rule.
+        The measured gains of the printed rule of adaFusion by network. It may have no rows.
     rival : str
-        What the figure calls the planner.
+        What the figure calls the planner over which these are gains.
     """
+    # A row for each network. Those that were not replayed are NaN, which draws nothing.
     modelled = modelled.set_index("network").loc[list(FIVE)]
     replayed = replayed.set_index("network").reindex(FIVE)
     low = 100 * modelled["gain_low"]
@@ -313,6 +336,7 @@ def _draw_gains(
     plots.intervals(
         ax,
         networks,
+        # "model" sets the style, and the text after the colon is added to the label.
         {"model:of the repaired rule": (low.to_numpy(), high.to_numpy())},
         label=f"gain over {rival} [%]",
         printed={"claimed gain": (printed_low, printed_high)},
@@ -359,11 +383,14 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        ``over_constant`` and ``over_<planner>`` are upper bounds of the gain of any
-        plan over the constant buffer, over READINGS and over adaFusion. The gain of the
-        constant buffer over the best other buffer of Figure 4 is
-        ``constant_over_others``. For ``constant_over_more``, the buffers MORE count
-        too.
+        - ``over_constant``: an upper bound of the gain of any plan over the constant buffer.
+        - ``over_<planner>``: an upper bound of the gain of any plan over this planner, which
+          is one of READINGS or adaFusion.
+        - ``constant_over_others``: the gain of the constant buffer over the best of no fusion
+          and the other buffers of Figure 4, negative if one of them is better.
+        - ``constant_over_more``: the same gain if the buffers MORE count too.
+
+        A gain is the longer iteration over the shorter one, minus 1.
     """
     by_buffer_s = {}
     for capacity in (0, *BUFFERS, *MORE):
@@ -373,6 +400,7 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
     in_fig4_s = [
         seconds for capacity, seconds in by_buffer_s.items() if capacity not in MORE
     ]
+    # No plan makes an iteration shorter than this.
     least_s = _least_iteration_s(setting, network)
     gains = {"over_constant": constant_s / least_s - 1}
     # The timeout does not matter to planners. Without it, settings that differ only in
@@ -387,45 +415,51 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
 
 
 def _buffered_s(setting: PaperSetting, network: str, capacity: int) -> float:
-    """Return an iteration with a buffer of so many bytes (0: no fusion), in seconds."""
+    """Return the iteration of a network with a fusion buffer, in seconds.
+
+    ``capacity`` is the size of the buffer in bytes, or 0 for no fusion.
+    """
+    # ``waited_s`` has the time that each message of the plan waits in vain for one more
+    # tensor, until the timeout of the buffer.
     workload, plan, waited_s = setting.with_buffer(network, capacity)
     cost = setting.cost()
-    # The only overhead, so that there is a single iteration.
-    overheads_s = np.array([cost.alpha_s])
-    iterations_s = fused_iteration_s(
-        workload, plan, waited_s, overheads_s, cost.beta_s_per_byte
+    # The function returns one iteration for each overhead in an array. The cluster has one.
+    (iteration_s,) = fused_iteration_s(
+        workload, plan, waited_s, np.array([cost.alpha_s]), cost.beta_s_per_byte
     )
-    return float(iterations_s[0])
+    return float(iteration_s)
 
 
 def _least_iteration_s(setting: PaperSetting, network: str) -> float:
     """Return a time in seconds below which no plan brings an iteration.
 
-    The last tensor is sent after the backward pass, and all bytes are sent after the
-    first gradient.
+    No plan can send the last tensor before the end of the backward pass, or any byte before the
+    first gradient is ready. At best, one message has all bytes.
     """
     work = setting.workload(network)
     cost = setting.cost()
-    after_backward_s = work.compute_s + float(cost(work.bytes[-1:])[0])
+    # Tensors are in ready order, in which the last one is ready at the end of the backward pass.
+    last_tensor_s = float(cost(work.bytes[-1:])[0])
+    after_backward_s = work.compute_s + last_tensor_s
     all_bytes_s = float(cost(work.bytes.sum()))
-    after_first_s = work.forward_s + work.backward_s[0] + all_bytes_s
-    return max(after_backward_s, after_first_s)
+    after_first_gradient_s = work.forward_s + work.backward_s[0] + all_bytes_s
+    return max(after_backward_s, after_first_gradient_s)
 
 
 @cache
 def _planned_s(network: str, setting: PaperSetting, planner: str) -> float:
     """Return the iteration of a network by a planner, in seconds.
 
-    The planner is one of READINGS or of `ddlkit.model.make_plan`.
+    The planner is one of READINGS, or one that `ddlkit.model.make_plan` knows.
     """
     work = setting.workload(network)
     cost = setting.cost()
     if planner != "own":
         plan = make_plan(planner, work, cost)
         return predict(work, plan, cost).iteration_s
-    # "own" is a reading that `make_plan` does not have. By this reading, a tensor joins the
-    # message of the tensor before it if its backward takes less time than sending the tensor
-    # before it alone and one more start-up.
+    # "own" is a reading of MG-WFBP that `make_plan` does not have. By this reading, a tensor
+    # joins the message of the tensor before it if its backward takes less time than sending that
+    # earlier tensor alone, plus one start-up. Tensors are in ready order.
     limits_s = cost(work.bytes) + cost.alpha_s
 
     def joins(tensor: int, _group_bytes: float, _start_s: float) -> bool:
@@ -448,8 +482,10 @@ def possible_gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network and setting.
+        A row for each network and setting. Its columns are the gains, the ``network``, and
+        the number of the ``setting``, which counts the s settings from 0.
     """
+    # The places of the settings on the axes of the grid, shape (s, 5).
     indices = np.argwhere(wanted)
     tables = []
     for network in FIVE:
@@ -476,22 +512,25 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each of the s places.
+        A row for each of the s places, in their order, with a column for each gain.
     """
     # Only the compute time of the network's own family counts. Settings that differ in
     # the other one have the same gains, which are computed once.
     is_vgg = reference_network(network) == "VGG16"
     own_axis = 4 if is_vgg else 3
-    # The row of ``distinct`` that each setting has is in ``row_of_setting``.
+    # ``row_of_setting`` has, for each setting, its row of ``distinct``.
     distinct, row_of_setting = np.unique(
         indices[:, [0, 1, 2, own_axis]], axis=0, return_inverse=True
     )
     rows = []
-    # The place 0 on the axis of the other family is as good as any.
-    for unit, timeout, overhead, compute in distinct:
-        times = (0, compute) if is_vgg else (compute, 0)
-        setting = grid.setting((unit, timeout, overhead, *times))
+    # These are places on the axes. The place 0 on the axis of the other family's compute time
+    # is as good as any.
+    for unit, timeout, overhead, own_compute in distinct:
+        compute = (0, own_compute) if is_vgg else (own_compute, 0)
+        setting = grid.setting((unit, timeout, overhead, *compute))
         rows.append(possible_gains(setting, network))
+    # The gains of each setting. `ravel` is for versions of NumPy in which the inverse has two
+    # axes.
     return pd.DataFrame(rows).iloc[row_of_setting.ravel()].reset_index(drop=True)
 
 
@@ -500,7 +539,7 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
 
 @cache
 def _fusion_gains() -> pd.DataFrame:
-    """Return the possible gains in all settings that agree with the most statements."""
+    """Return the `possible_gains` in all settings that agree with the most statements."""
     search = settings.setting_search()
     return possible_gains_over(search.grid, search.most())
 
@@ -516,22 +555,27 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
     note : str
         What the numbers are.
     low_ends : DataFrame or float, optional
-        The least number that is possible there. By default there is no lower bound.
+        The least number that is possible there, in the form of ``ends`` or the same for all.
+        By default there is no lower bound.
 
     Returns
     -------
     Result
-        By a reading, a claim is contradicted if no setting can meet it, and compatible
-        if at least half of the settings can. If readings disagree, it is undecided.
+        By a reading, a claim is contradicted if no setting can meet it, compatible if at
+        least half of the settings can, and else undecided. If readings disagree, the claim
+        is undecided.
     """
-    # Each row is the least and the largest number that is possible in a setting by a reading.
+    # For each setting and reading, the least and the largest number that is possible there,
+    # shape (settings times readings, 2).
     spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
-        # The claim accepts numbers from low to high. In a setting it is possible if one of
-        # these can be reached there.
+        # The claim accepts numbers from low to high. A setting can meet it if one of these is
+        # possible there, that is, if both intervals overlap.
         is_possible = (low_ends <= high) & (low <= ends)
+        # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()
+        # A set, which has one element if all readings agree.
         outcomes = {claims.by_share(share) for share in shares}
         outcome = Outcome.UNDECIDED
         if len(outcomes) == 1:
@@ -545,6 +589,7 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
             )
         return Verdict(outcome, "; ".join(parts))
 
+    # A phrase that says how many settings these are.
     searched = claims.over_compatible(settings.setting_search())
     return replace(claims.modelled(spans, f"{note}, {searched}"), judge=judge)
 
@@ -554,18 +599,19 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
 @check("osf-fig11-mgwfbp-min", READINGS, "min")
 @check("osf-fig11-mgwfbp-max", READINGS, "max")
 def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
-    """Return what the best of all plans can gain at most, and thus adaFusion too.
+    """Return what the best of all plans can gain at most, in %, and thus adaFusion too.
 
     Parameters
     ----------
     planners : mapping of str to str
-        The planners over which it is a gain, and what a note calls them.
+        The planners over which it is a gain, as `possible_gains` names them, and what a note
+        calls them. Each is a reading.
     which : {"min", "max"}
         Whether the paper's number is the least or the largest gain of the networks.
     """
     gains = _fusion_gains().set_index(["setting", "network"])
-    # For each planner, its iteration over the shortest possible one, which is 1 plus the gain
-    # of the best plan over this planner.
+    # The iteration of each planner over the shortest possible one, which is 1 plus the gain of
+    # the best plan over this planner. A row is a setting and network.
     any_plan = pd.DataFrame(
         {name: 1 + gains[f"over_{planner}"] for planner, name in planners.items()}
     )
@@ -573,10 +619,12 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
     # The quotient is the iteration of each planner over that of adaFusion.
     adafusion = any_plan.div(any_plan_over_adafusion, axis=0)
 
+    # In each setting, the least or the largest gain of the five networks.
     largest_percent = 100 * (any_plan.groupby("setting").agg(which) - 1)
     adafusion_percent = 100 * (adafusion.groupby("setting").agg(which) - 1)
+    # The range over the settings, for each reading.
     ranges = []
-    for _, percent in adafusion_percent.items():
+    for _reading, percent in adafusion_percent.items():
         ranges.append(f"{percent.min():.3g} to {percent.max():.3g}")
     note = (
         f"adaFusion by Eq 17 repaired {', '.join(ranges)} (Eq 18's coefficients are not "
@@ -587,10 +635,10 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
 
 @check("osf-fig11-best-buffer")
 def _best_buffer() -> Result:
-    """Return for how many networks the constant buffer is the best.
+    """Return for how many of the five networks the constant buffer is the best.
 
-    The paper does not say with which buffers it is compared. By one reading they are
-    those of Figure 4, and by the other MORE count too.
+    The paper does not say with which buffers it is compared. By one reading they are no fusion
+    and those of Figure 4, and by the other MORE count too.
     """
     more_mb = ", ".join(f"{size // MB}" for size in sorted(MORE))
     gains = _fusion_gains().set_index("setting")
@@ -601,7 +649,7 @@ def _best_buffer() -> Result:
             f"{more_mb} MB too": gains["constant_over_more"] >= 0,
         }
     )
-    # The number is known in a setting, so that it is both the least and the largest.
+    # In a setting one number alone is possible, so that it is both the least and the largest.
     n_networks = is_best.groupby("setting").sum()
     return _by_reading(
         n_networks, "against which others is not stated", low_ends=n_networks

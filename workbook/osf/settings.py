@@ -67,12 +67,13 @@ class Grid:
 
     @cached_property
     def free(self) -> dict[str, Floats]:
-        """Return the scanned times in seconds, by field of `PaperSetting`.
+        """Return the scanned times in seconds, an array for each field of `PaperSetting`.
 
-        They are in the order of the grid's axes, which follow the axis of the units.
+        The fields are in the order of the grid's axes. The first axis, that of the units, has
+        no array here.
         """
         compute_s = np.geomspace(0.01, 3.0, self.points)
-        # The last timeout never ends a wait.
+        # The last timeout never ends a wait, as if the buffer had none.
         timeout_s = np.append(np.geomspace(1e-4, 0.1, 10), math.inf)
         return {
             "timeout_s": timeout_s,
@@ -92,18 +93,18 @@ class Grid:
         Parameters
         ----------
         index : sequence of int, length 5
-            The place on each axis, in the order of ``shape``.
+            The place on each axis: of the unit in UNITS, and of each time in ``free``.
         """
-        unit, *places = index
+        unit_place, *time_places = index
         times_s = {}
-        for (name, scanned), place in zip(self.free.items(), places, strict=True):
+        for (name, scanned), place in zip(self.free.items(), time_places, strict=True):
             times_s[name] = float(scanned[place])
         return PaperSetting(
             resnet101_s=times_s["resnet101_s"],
             vgg16_s=times_s["vgg16_s"],
             overhead_s=times_s["overhead_s"],
             timeout_s=times_s["timeout_s"],
-            unit=UNITS[unit],
+            unit=UNITS[unit_place],
         )
 
 
@@ -125,8 +126,10 @@ def quantities(
     Returns
     -------
     dict of str to ndarray
-        An array by statement, which broadcasts to ``grid.shape``.
+        By name of the quantity, an array that broadcasts to ``grid.shape``.
     """
+    # What `_over_grid` returns for each network. In it, "sf_<bytes>" is the scaling factor with
+    # a buffer of that size, "sf_0" the one without a buffer, and "csf" that without overlap.
     by_network = {
         network: _over_grid(network, grid, WORKERS) for network in (*FIVE, REPLACED)
     }
@@ -134,10 +137,8 @@ def quantities(
     vgg = by_network["VGG16"]
     fig4 = _over_grid("ResNet101", grid, of_fig4)
 
-    # Of each network, "sf_<bytes>" is the scaling factor with a buffer of that size, and "sf_0"
-    # the one without a buffer.
-    # The relative error of CSF, which has no overlap, against the overlapping model. It
-    # is computed without a buffer for each network, and for ResNet-101 with each buffer.
+    # The relative error of CSF against the overlapping model: without a buffer for each network,
+    # and further below with each buffer of Fig 4 for ResNet-101.
     csf_errors = []
     for network in FIVE:
         numbers = by_network[network]
@@ -147,7 +148,8 @@ def quantities(
     error_sizes = [np.abs(error) for error in csf_errors]
     smallest_error = reduce(np.minimum, error_sizes)
     largest_error = reduce(np.maximum, error_sizes)
-    # The first three of the five networks are ResNets.
+    # The first three of the five networks are ResNets. The paper says that CSF is above the
+    # factor of all three, so that the least error counts, with its sign.
     least_resnet_error = reduce(np.minimum, csf_errors[:3])
     buffer_errors = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
     error_1_kb, error_1_mb, error_100_mb, error_1_gb = buffer_errors
@@ -156,6 +158,7 @@ def quantities(
     # Scaling factors without a buffer, with 100 MB and with 1 GB.
     resnet_0, resnet_100_mb, resnet_1_gb = _factors(resnet)
     vgg_0, vgg_100_mb, vgg_1_gb = _factors(vgg)
+    # "update_<bytes>" is the time from the first gradient to the end of all messages.
     communication_growth = vgg[f"update_{GB}"] / vgg["update_0"] - 1
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
@@ -169,8 +172,9 @@ def quantities(
         "ResNet-101: gain of 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
         "ResNet-101: largest size of CSF's error, any buffer": largest_buffer_error,
-        # The paper says that CSF is above the factor with two buffers, and below it with two
-        # others. Both buffers of a pair must meet this, so that the worse one counts.
+        # The paper says that CSF is above the factor with 1 KB and with 1 MB, and below it with
+        # 100 MB and with 1 GB. Both buffers of a pair must meet this, so that the worse one
+        # counts: the lower error of the first pair, and the higher one of the second.
         "ResNet-101: CSF's error with 1 KB and with 1 MB": np.minimum(
             error_1_kb, error_1_mb
         ),
@@ -189,21 +193,29 @@ def _factors(numbers: dict[str, Floats]) -> tuple[Floats, Floats, Floats]:
 
 
 def _largest_share(grid: Grid) -> Floats:
-    """Return the share of VGG-16's largest layer in all communication (osf Eq 7)."""
+    """Return the share of VGG-16's largest layer in all communication time (osf Eq 7).
+
+    Nothing is fused. The array broadcasts to ``grid.shape``.
+    """
+    # The numbers of parameters in the tensors of each of L layers.
     layers = [layer.tensors for layer in networks.layers("VGG16")]
     # The parameters are float32.
     layer_bytes = np.array([4.0 * sum(tensors) for tensors in layers])
+    # The time of the bytes of each layer, without overheads.
     sent_s = update_s(layer_bytes, WORKERS, NETWORK_BYTES_PER_S)
+    largest = np.argmax(sent_s)
     shares = []
     for unit in UNITS:
+        # How many messages, each with its overhead, a layer has.
         messages = np.array(
             [len(tensors) if unit == "tensor" else 1 for tensors in layers]
         )
-        # Axes are overheads and layers.
+        # Shape (overheads, L).
         overheads_s = np.multiply.outer(grid.free["overhead_s"], messages)
         layer_s = sent_s + overheads_s
-        shares.append(layer_s[:, np.argmax(sent_s)] / layer_s.sum(axis=1))
-    # Axes of the grid: units, timeouts, overheads, and two compute times.
+        shares.append(layer_s[:, largest] / layer_s.sum(axis=1))
+    # The shares have the axes of units and overheads. The grid also has, between them, that of
+    # timeouts, and at the end those of two compute times. The shares depend on none of these.
     return np.array(shares)[:, None, :, None, None]
 
 
@@ -212,8 +224,8 @@ def _largest_share(grid: Grid) -> Floats:
 def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     """Return the scaling factors and the communication of one network over the grid.
 
-    A network is of the family of VGG-16 or of ResNet-101, whose compute times the grid has.
-    Its own compute time is that of its family's network, times the ratio of their FLOP.
+    The grid has the compute times of VGG-16 and of ResNet-101. A network is of the family of
+    one of them. Its compute time is that of this reference, times the ratio of their FLOP.
 
     Parameters
     ----------
@@ -230,8 +242,9 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
         ``csf`` is the scaling factor if one message follows all computation. For each
         buffer, ``sf_<bytes>`` is the scaling factor, ``update_<bytes>`` the time from
         the first gradient to the end of all messages in seconds, and ``share_<bytes>``
-        the share of this time in which the link is busy. Arrays have the axes of the
-        grid, of which that of the other family's compute time has length 1.
+        the share of this time in which the link is busy. A buffer of 0 bytes is no fusion.
+        Arrays have the axes of the grid, of which that of the other family's compute time
+        has length 1.
     """
     reference = reference_network(network)
     reference_time = "vgg16_s" if reference == "VGG16" else "resnet101_s"
@@ -241,7 +254,8 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     # The grid has the overhead of WORKERS workers. It grows with the steps of the ring.
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
-    # The statements need buffers of three networks only.
+    # The statements speak of buffers for three networks only. For VGG-16 with replaced layers
+    # this is a buffer of 100 MB, by some readings of Fig 8.
     buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
     capacities = 0, *buffered.get(network, ())
 
@@ -251,18 +265,22 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
         for quantity in ("sf", "update", "share"):
             arrays[f"{quantity}_{capacity}"] = np.empty(shape)
 
+    # The axes are units (u), timeouts (k), overheads, and compute times (t). An array of all
+    # overheads is computed at once.
     for u, unit in enumerate(UNITS):
         for t, compute_s in enumerate(compute_times_s):
-            # All bytes of an iteration on the wire, without overheads.
+            # The time of all bytes of an iteration, without overheads.
             sent_s = s_per_byte * workload(network, compute_s, unit).bytes.sum()
             one_message_s = overheads_s + sent_s
+            # One message has no timeout, so that all timeouts have the same factors.
             arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
             for capacity, (k, timeout_s) in product(capacities, enumerate(timeouts_s)):
+                # Without a buffer the timeout does not matter, so that the first one fills the
+                # whole axis, and the others have nothing left to do.
                 if capacity == 0 and k > 0:
-                    # Without a buffer the timeout does not matter, so that the first one
-                    # has filled the whole axis.
                     continue
                 k_filled = slice(None) if capacity == 0 else k
+                # The workload, its plan, and how long its messages wait in vain.
                 fusion = fused(network, compute_s, capacity, timeout_s, unit)
                 numbers = _fused_numbers(*fusion, compute_s, overheads_s, s_per_byte)
                 for quantity, by_overhead in numbers.items():
@@ -302,6 +320,7 @@ def _fused_numbers(
         gradient to the end of all messages in seconds, and "share" the share of this time
         in which the link is busy.
     """
+    # Shape (D,), as the overheads.
     iteration_s = fused_iteration_s(work, plan, waited_s, overheads_s, s_per_byte)
     first_gradient_s = work.ready_s[0]
     updating_s = iteration_s - first_gradient_s
@@ -319,12 +338,14 @@ def _fused_numbers(
 def stated() -> tuple[Stated, ...]:
     """Return the statements of osf about its cluster.
 
-    They are claims, whose accepted intervals stated.csv translates into the units of
-    `quantities`.
+    Each statement is a claim of claims.csv. Its interval is that of the numbers which the claim
+    accepts, in the unit of the statement's quantity (`quantities`).
     """
     claims_by_id = {claim.id: claim for claim in load_claims()}
     statements = []
     for row in _stated_table().itertuples():
+        # For example, 40% becomes 0.4 by a unit of 0.01, and a ratio of 1.01 becomes a gain of
+        # 0.01 by an offset of -1. An end may be infinite.
         ends = claims_by_id[row.claim].accepted
         low, high = (row.offset + row.unit * end for end in ends)
         statements.append(Stated(row.statement, low, high))
@@ -332,13 +353,13 @@ def stated() -> tuple[Stated, ...]:
 
 
 def _stated_table() -> pd.DataFrame:
-    """Return stated.csv, a row for each statement."""
+    """Return stated.csv, a row for each statement. Cells without a text are ""."""
     path = Path(__file__).with_name("stated.csv")
     return pd.read_csv(path, comment="#", keep_default_na=False)
 
 
 def table_of_statements(search: SettingSearch) -> pd.DataFrame:
-    """Return the statements in words, beside what they are in the best setting.
+    """Return the statements in words, next to the values of their quantities.
 
     Parameters
     ----------
@@ -349,15 +370,19 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
     -------
     DataFrame
         A row for each statement: what the paper says, which values are accepted, the
-        value in the best setting, and in which share of all settings it is accepted.
+        value in the best setting and whether it is accepted, and the share of all settings
+        whose value is accepted.
     """
     paper_values = {claim.id: claim.value for claim in load_claims()}
-    # The best setting must agree with ANCHOR.
+    # The best setting must agree with ANCHOR, as all compatible settings do.
     computed = search.residuals(search.best_index(ANCHOR)).set_index("statement")
+    # In which share of all settings each statement holds.
     shares = search.alone().set_index("statement")["settings"]
     rows = []
     for row in _stated_table().itertuples():
         best = computed.loc[row.statement]
+        # The number that the paper prints, in the unit of the quantity. Statements that are no
+        # number have words of the paper instead, in the column ``says``.
         number = f"{row.offset + row.unit * paper_values[row.claim]:g}"
         rows.append(
             {
@@ -375,7 +400,7 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
 
 
 def _interval_in_words(low: float, high: float) -> str:
-    """Return an interval, whose ends may be infinite, as a table shows it."""
+    """Return an interval as a table shows it. One of its ends may be infinite."""
     if math.isinf(high):
         return f"{low:.4g} or more"
     if math.isinf(low):
@@ -386,7 +411,7 @@ def _interval_in_words(low: float, high: float) -> str:
 def setting_search(
     of_fig4: int = WORKERS, of_fig8: tuple[int, int] = (0, 0)
 ) -> SettingSearch:
-    """Return all settings of the default grid against the statements of `stated`.
+    """Return which statements of `stated` hold in which settings of the default grid.
 
     Parameters
     ----------
@@ -396,10 +421,11 @@ def setting_search(
         The buffers in bytes of Fig 8, for VGG-16 and for VGG-16 with replaced layers.
         They are not stated either. 0 is no fusion.
     """
+    # The cached function gets all arguments by position, so that each combination is one entry
+    # of its cache.
     return _setting_search(of_fig4, of_fig8)
 
 
-# Arguments that are left out would make another entry of the cache.
 @lru_cache(maxsize=4)
 def _setting_search(of_fig4: int, of_fig8: tuple[int, int]) -> SettingSearch:
     """Return the search of `setting_search`, which is cached."""
@@ -411,13 +437,14 @@ def _setting_search(of_fig4: int, of_fig8: tuple[int, int]) -> SettingSearch:
 def compatible() -> tuple[PaperSetting, ...]:
     """Return every compatible setting, the best compromise first.
 
-    All settings agree with ANCHOR. Of the settings that do, they agree with the most other
-    statements. The best compromise misses the remaining statements by the least.
+    A compatible setting agrees with ANCHOR, and with as many other statements as any setting
+    that agrees with ANCHOR. The best compromise misses the remaining statements by the least.
     """
     search = setting_search()
-    mask = search.most(ANCHOR)
-    order = np.argsort(search.miss[mask], kind="stable")
-    places = np.argwhere(mask)[order]
+    is_compatible = search.most(ANCHOR)
+    # By the sum of the distances from all statements. Ties stay in the order of the grid.
+    order = np.argsort(search.miss[is_compatible], kind="stable")
+    places = np.argwhere(is_compatible)[order]
     return tuple(search.grid.setting(place) for place in places)
 
 
@@ -437,25 +464,26 @@ def over(
     Parameters
     ----------
     modelled : callable
-        Returns the numbers of the figure at one setting.
+        Takes a setting, and returns the table of the figure's numbers at this setting.
     keys : sequence of str
-        The columns that name a row.
+        The columns of this table whose values together name a row.
     values : sequence of str, optional
         The columns whose range is returned.
-    unit : str, optional
-        If given, only settings in which a message carries this unit.
+    unit : {"", "tensor", "layer"}, optional
+        If given, only settings count in which an unfused message carries this unit.
 
     Returns
     -------
     DataFrame
-        The numbers at the best compatible setting. For each of ``values`` there are two
-        more columns, with the endings ``_low`` and ``_high``.
+        The table at the best of these settings. For each of ``values`` there are two more
+        columns, with the endings ``_low`` and ``_high``: its range over these settings.
     """
-    # The best setting comes first.
+    # The best setting comes first, also among those of one unit.
     settings = list(compatible())
     if unit:
         settings = [setting for setting in settings if setting.unit == unit]
     of_all_settings = pd.concat([modelled(setting) for setting in settings])
+    # A group has the same row of all settings.
     by_row = of_all_settings.groupby(list(keys), sort=False)[list(values)]
     low = by_row.min().add_suffix("_low")
     high = by_row.max().add_suffix("_high")
@@ -478,6 +506,11 @@ def by_model(
         The number of the claim is ``offset + scale * quantity``.
     note : str, optional
         A remark on the quantity.
+
+    Returns
+    -------
+    Result
+        The values of the quantity in the settings that meet the most *other* statements.
     """
     return claims.by_model(setting_search(), quantity, scale, offset, note)
 
@@ -490,7 +523,8 @@ def by_readings(
     Parameters
     ----------
     readings : mapping of str to tuple
-        The arguments of `setting_search`, by the meaning of the reading.
+        By reading in words, the positional arguments of `setting_search`: the workers of
+        Fig 4a and, if needed, the buffers of Fig 8.
     quantity : str
         The name of the quantity that the claim is about, one of `quantities`.
     scale, offset : float, optional
@@ -499,7 +533,8 @@ def by_readings(
     Returns
     -------
     Result
-        The values under all readings. The claim is undecided if the readings disagree.
+        The values under all readings, each judged as by `by_model`. The claim is undecided
+        if the readings disagree.
     """
     results = {}
     for reading, arguments in readings.items():

@@ -26,10 +26,11 @@ def table2() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The printed columns, as `workbook.common.claims.recomputed` completes them. The
-        computed ``gflops`` are multiply-adds of one image / 1e9. The computed
-        ``layers`` are convolutions and dense layers, without the projected shortcuts of
-        a ResNet.
+        A row for each network. `workbook.common.claims.recomputed` puts computed columns
+        next to the printed ones. The computed ``gflops`` are the multiply-adds of one image
+        divided by 1e9, ``size_mb`` is the size of the parameters in MiB, ``layers`` counts
+        convolutions and dense layers without the projected shortcuts of a ResNet, and
+        ``tensors`` counts arrays of parameters.
     """
     printed = claims.paper_table("osf", "tab02")
     gflops = []
@@ -37,6 +38,7 @@ def table2() -> pd.DataFrame:
     n_layers = []
     n_tensors = []
     for name in printed["network"]:
+        # The number of parameters in each tensor.
         parameters = networks.parameters(name)
         # Each stage of a ResNet has one projected shortcut. A VGG has no stages.
         shortcuts = len(networks.RESNET_BLOCKS.get(name, ()))
