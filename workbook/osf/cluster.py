@@ -99,7 +99,8 @@ def workload(network: str, compute_s: float, unit: str = "tensor") -> Workload:
         T_comp in seconds. A third of it is the forward pass, because the backward pass
         takes twice as long (Eq 4).
     unit : {"tensor", "layer"}, optional
-        What one message carries if nothing is fused. A layer is then one tensor here.
+        What one message carries if nothing is fused. With "layer", the gradients of a layer
+        are one tensor of the workload.
     """
     shape = _shape(network, unit)
     return Workload(

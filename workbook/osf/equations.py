@@ -370,8 +370,8 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
-    round_trip_s = cost.alpha_s / (workers - 1)
-    return bytes_per_s * round_trip_s
+    # The rate times the round trip, cost.alpha_s / (workers - 1).
+    return bytes_per_s * cost.alpha_s / (workers - 1)
 
 
 # -- overlap with fusion -------------------------------------------------------------
@@ -553,7 +553,8 @@ def fused_start_s(
     buffer = (sizes, backward_s, capacity, timeout_s)
     waited_s = wait_s(*buffer, literal=literal).tolist()
     sent = sent_bytes(*buffer, literal=literal).tolist()
-    # As printed, t_update also counts where nothing is sent, which may be an overhead.
+    # As printed, t_update is also added where nothing is sent. It is then the overhead, if
+    # ``update`` has one.
     sent_s = [update(size) if literal or size > 0 else 0.0 for size in sent]
     n = len(sizes)
     # A list, because single elements of an array are slow.
@@ -565,6 +566,7 @@ def fused_start_s(
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
         computed_s = math.fsum(backward_s[i : n - 1])
+        # ``waited_s[i + 1]`` is the wait of layer i + 2, which comes before layer i + 1.
         if literal:
             start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
         elif sent[i] > 0:

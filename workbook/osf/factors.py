@@ -26,8 +26,11 @@ def by_formulas(workload: Workload, cost: MessageCost) -> dict[str, float]:
 
 
 def _osf_of(workload: Workload, cost: MessageCost, first: int) -> float:
-    """Return the factor OSF by a reading of osf Eq 8, as of `osf.update_start_s`."""
-    _, backward_s = osf.of_workload(workload)
+    """Return the scaling factor OSF by one of two readings of osf Eq 8.
+
+    The sum of Eq 8 begins at j = i + ``first``: 1 as printed, or 0 as its prose has it.
+    """
+    _sizes, backward_s = osf.of_workload(workload)
     # The arrays of a workload are in ready order, and the equations in forward order.
     sent_s = cost(workload.bytes[::-1]).tolist()
     factor = osf.osf(workload.forward_s, backward_s, sent_s, first=first)

@@ -83,7 +83,8 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     """Return the errors of the formulas in all plain replays without fusion.
 
-    A plain replay has equal workers and dense gradients, and sends one message at a time.
+    A plain replay has equal workers and dense gradients, sends one message at a time, and does
+    not negotiate the order of messages.
 
     Parameters
     ----------

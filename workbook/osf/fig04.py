@@ -30,14 +30,17 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     -------
     DataFrame
         A row for each ``network``, ``buffer_bytes`` and ``quantity``, with the scaling
-        factor in ``model``. The quantities are "simulated", "CSF", and the formula of
-        OSF_fusion, "OSF printed" and "OSF repaired".
+        factor in ``model``. The quantities are "simulated", "CSF", and OSF_fusion by the
+        equations as printed ("OSF printed") and as repaired ("OSF repaired").
     """
     cost = setting.cost()
 
     def factors(network: str, buffer_bytes: int) -> dict[str, float]:
+        """Return the scaling factors with a buffer on the cluster, by quantity."""
         workload = setting.workload(network)
         sizes, backward_s = osf.of_workload(workload)
+        # The arguments of both calls of `osf_fused`. With ``literal``, it computes the equations
+        # as they are printed, and otherwise as they are repaired.
         arguments = (
             workload.forward_s,
             sizes,

@@ -170,7 +170,8 @@ def _busier_link() -> Result:
     # The shares of both networks in the pair with the least ratio.
     least_pair = allreduce_first.unstack("network").loc[ratios.idxmin()]
     # The note says that both shares are above a bound: the lower share, in % with two decimals,
-    # which may be rounded up. With half of the last digit less, the bound is never above it.
+    # which may be rounded up. With half of the last digit (0.005%) less, the bound is never
+    # above it.
     lower_bound = least_pair.min() - 5e-5
     note = (
         "all negotiated pairs (equal workers, buffer), ALLREDUCE first: "

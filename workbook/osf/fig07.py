@@ -101,7 +101,8 @@ def numbers() -> pd.DataFrame:
     # which is replaced because groups whose key is NaN would be left out.
     case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
     for column in ("seconds", "model_s", "measured_s"):
-        # Rows with a buffer are NaN, which the sum over a group leaves out.
+        # Rows with a buffer are NaN, which the sum over a group leaves out. This sum is thus
+        # that of all phases of the case without a buffer.
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
         total_unfused_s = unfused_s.groupby(case).transform("sum")
         name = column.removesuffix("_s")

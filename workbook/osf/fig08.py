@@ -49,6 +49,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     """
 
     def factors(network: str, workers: int) -> dict[str, float]:
+        """Return the scaling factors of a network on the cluster, with and without overlap."""
         if workers == 1:
             # One worker sends nothing.
             return {"OSF": 1.0, "CSF": 1.0}
@@ -71,6 +72,8 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
 
 def in_lab(lab: Lab) -> pd.DataFrame:
     """Return the scaling factors of VGG-16 that a campaign measured without fusion.
+
+    The ranks do not negotiate the order of messages.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
         classes the same probability. ``paper_loss`` is the loss that the paper prints, and
         ``paper`` its share of the loss of a guess.
     """
-    # Losses are compared at the end of the training, so that shorter trainings are left out.
+    # ``epochs`` is the number of epochs of a training, and ``epoch`` the one of a row.
     longest = trained[trained["epochs"] == trained["epochs"].max()]
     frame = longest[["seed", "epoch", "measured_on", "loss", "accuracy"]].copy()
     frame.insert(0, "network", longest["network"].map(NETWORKS))

@@ -71,8 +71,8 @@ def numbers(
     -------
     DataFrame
         A row for each link, number of ranks, model and size in bytes, as `_errors` returns
-        them. ``tensors`` is how many tensors of the network have the size. The printed
-        bandwidth-delay product is ``paper_bandwidth_delay_bytes``.
+        them. ``tensors`` is how many tensors of the network have the size, and
+        ``paper_bandwidth_delay_bytes`` the bandwidth-delay product that the paper prints.
 
     Raises
     ------
@@ -195,8 +195,8 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Two rows for each link. The ``tensors`` of a row are those below ("small") or those
-        above ("large") the bandwidth-delay product. ``line`` is the best straight line and
+        Two rows for each link and number of ranks. The ``tensors`` of a row are those below
+        the bandwidth-delay product ("small") or all others ("large"). ``line`` is the best straight line and
         ``eq18`` the best form of Eq 18. ``line_error`` and ``eq18_error`` are the medians
         over the tensors of the size of their relative errors. ``runs_differ`` is the median
         over the sizes of the relative difference of the two runs, and ``decided`` says
@@ -295,7 +295,7 @@ def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
     of `numbers` for the link.
     """
     # The difference does not depend on the model, so that the first row of a size has it. It is
-    # NaN for sizes of one run only.
+    # NaN for sizes that one of the runs does not have.
     difference = 100 * rows.groupby("bytes")["repeated"].first().abs().dropna()
     ax.fill_between(
         difference.index,

@@ -148,10 +148,11 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each planner, MG-WFBP and the best plan ("exact"), and for each network on
-        each link that the campaign compares with the buffer.
-        ``gain`` is by which share the iteration with the buffer is longer, the median over
-        the rounds of the campaign. Its 95% interval is ``gain_low`` to ``gain_high``.
+        A row for each planner, MG-WFBP and the best plan ("exact"), and for each network,
+        link and number of workers of the campaign. ``gain`` is by which share the iteration
+        with the buffer is longer, the median over the rounds of the campaign. Its 95%
+        interval is ``gain_low`` to ``gain_high``. A planner that was not replayed has no
+        rows.
     """
     tables = []
     for rule in (RIVAL, "exact"):
@@ -172,7 +173,7 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def gains_in_regime() -> pd.DataFrame:
-    """Return the measured gains over the constant buffer with expensive start-ups.
+    """Return the measured gains over the constant buffer, on a link with expensive start-ups.
 
     Returns
     -------
@@ -371,7 +372,10 @@ The third reading is that of the paper which proposed MG-WFBP, reference [43].""
 
 
 def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
-    """Return by which share an iteration of a network can get shorter in a setting.
+    """Return upper bounds of gains, and the gains of the constant buffer, in a setting.
+
+    The gain of a plan over another one is the iteration of the other plan over that of the
+    plan, minus 1.
 
     Parameters
     ----------
@@ -389,8 +393,6 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
         - ``constant_over_others``: the gain of the constant buffer over the best of no fusion
           and the other buffers of Figure 4, negative if one of them is better.
         - ``constant_over_more``: the same gain if the buffers MORE count too.
-
-        A gain is the longer iteration over the shorter one, minus 1.
     """
     by_buffer_s = {}
     for capacity in (0, *BUFFERS, *MORE):
@@ -570,8 +572,9 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
     spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
-        # The claim accepts numbers from low to high. A setting can meet it if one of these is
-        # possible there, that is, if both intervals overlap.
+        """Return the verdict on a claim that accepts numbers from ``low`` to ``high``."""
+        # A setting can meet the claim if the interval of what is possible there, ``low_ends``
+        # to ``ends``, overlaps with that of the claim.
         is_possible = (low_ends <= high) & (low <= ends)
         # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()

@@ -141,7 +141,8 @@ class Lab:
             Whether to return only cases with dense gradients, with workers that are
             equally fast, and with one message at a time.
         """
-        # One row of each case, whose other rows repeat it.
+        # ``runs`` has a row for each iteration. All iterations of a case describe it alike, so
+        # that one of them is enough.
         rows = self.runs.drop_duplicates("case").to_dict("records")
         cases = []
         for row in rows:
