@@ -195,12 +195,13 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Two rows for each link and number of ranks. The ``tensors`` of a row are those below
-        the bandwidth-delay product ("small") or all others ("large"). ``line`` is the best straight line and
-        ``eq18`` the best form of Eq 18. ``line_error`` and ``eq18_error`` are the medians
-        over the tensors of the size of their relative errors. ``runs_differ`` is the median
-        over the sizes of the relative difference of the two runs, and ``decided`` says
-        whether the two errors differ by more than that.
+        Two rows for each link and number of ranks. The ``tensors`` of a row are those
+        below the bandwidth-delay product ("small") or all others ("large"). ``line`` is
+        the best straight line and ``eq18`` the best form of Eq 18. ``line_error`` and
+        ``eq18_error`` are the medians over the tensors of the size of their relative
+        errors. ``runs_differ`` is the median over the sizes of the relative difference of
+        the two runs, and ``decided`` says whether the two errors differ by more than
+        that.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
     by_size = frame.assign(
