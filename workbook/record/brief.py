@@ -28,8 +28,9 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     """Measure for a few seconds, and write the tables into a directory.
 
     The tables are ``layers`` and ``samples`` of the network, ``peaks`` with a product of two square
-    matrices for each of two sizes, and ``collectives`` with all-reduces between two processes. All
-    are measured on a GPU if PyTorch sees one, else on the processor.
+    matrices for each of two sizes, and ``collectives`` with all-reduces between two processes.
+    Layers and products are measured on a GPU if PyTorch sees one, else on the processor. Messages
+    are exchanged between GPUs only if PyTorch sees two.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     Returns
     -------
     str
-        Why nothing was measured, as part of a sentence. Empty if all was measured.
+        Why nothing was written, as part of a sentence. Empty if all was measured.
     """
     try:
         import torch
@@ -59,17 +60,20 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     except ImportError as error:
         return f"PyTorch is not installed: {error}"
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    # The reader waits, so that few repeats have to do.
     budget = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=1.0)
     settings = CollectivesSettings(["all_reduce"], SIZES, budget)
     try:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
-            # With None, torch keeps its number of threads.
-            layers = layer_tables(network, batch, device, "fp32", budget, threads=None)
-            # Tables ``layers`` and ``samples``.
-            tables = dict(layers)
-            # Two ranks have a GPU each, or exchange messages between processors.
+            # Tables ``layers`` and ``samples``. With None, torch keeps its number of threads.
+            tables = dict(
+                layer_tables(network, batch, device, "fp32", budget, threads=None)
+            )
+            # NCCL needs a GPU for each rank. Without two GPUs, gloo sends from the memory of the
+            # host.
             backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
+            # Both ranks are on this machine and meet over its loopback interface.
             messages = launch(
                 collectives_job,
                 settings,
@@ -89,15 +93,19 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
 
 
 def _products(device: str, clock: Clock) -> pd.DataFrame:
-    """Return table ``peaks`` with a product of square matrices for each of the device's `SIDES`."""
+    """Return table ``peaks`` with a product of square matrices for each of the device's `SIDES`.
+
+    The ``clock`` times the products, as in `measure`.
+    """
     import torch
 
     from ddlkit.jobs.clock import synchronizer
 
     rows = []
     for side in SIDES[device]:
+        # The first dimension counts the two matrices.
         left, right = torch.rand(2, side, side, device=device)
         seconds = clock(partial(torch.mm, left, right), synchronizer(device))
         rows.append({"kernel": "product", "side": side, "seconds": seconds})
-    # Each product has one sample.
+    # Each product has one sample, whose number is 0.
     return pd.DataFrame(rows).assign(device=device, precision="fp32", sample=0)

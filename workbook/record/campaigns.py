@@ -108,7 +108,11 @@ EXTENTS = {
 
 
 class Request(NamedTuple):
-    """A case whose lab has not been calibrated yet, so that its plan and its dilation are unknown."""
+    """A case that a file asks for, before its plan is made.
+
+    The plan and the dilation, by which replayed compute is stretched, follow from the calibration
+    of the lab.
+    """
 
     network: str
     batch: int
@@ -178,7 +182,8 @@ class Grid:
     name: str = ""
 
     def __post_init__(self) -> None:
-        # The cases are the product of all fields but the number of rounds and two names.
+        # The cases are the product of all fields that are lists. The other fields are the rounds,
+        # the calibration and the name.
         lists = [
             value for value in vars(self).values() if isinstance(value, (list, tuple))
         ]
@@ -189,12 +194,17 @@ class Grid:
                 f"each: at most {MOST_ITERATIONS} iterations: shorten a list"
             )
         for name, _ in self.networks:
+            # Raises for an unknown network.
             known_networks.find(name)
-        # `shapes` raises for a lab that cannot exist.
+        # `shapes` raises for a lab that cannot exist, once it is read to the end.
         list(self.shapes())
 
     def shapes(self) -> Iterator[LabShape]:
-        """Yield the shapes of all labs. Raises UserError for a lab that cannot exist."""
+        """Yield the shapes of all labs: each number of workers at each rate by each engine.
+
+        An engine makes a lab's links. Links of the engine "emulated" have each delay with each
+        loss. Raises UserError for a lab that cannot exist.
+        """
         emulated_links = [
             Conditions(delay_s, loss)
             for delay_s, loss in itertools.product(self.delays, self.losses)
@@ -212,14 +222,14 @@ class Grid:
                     "workers: one worker alone sends nothing: use at least 2"
                 )
             if engine == ENGINES[0]:
-                # Conditions of None stand for this engine.
+                # In the shape of a lab, None in place of conditions stands for this engine.
                 yield LabShape(workers, rate_bits_per_s, None)
                 continue
             for conditions in emulated_links:
                 yield LabShape(workers, rate_bits_per_s, conditions)
 
     def requests(self) -> Iterator[Request]:
-        """Yield the requests that this grid makes of each of its labs."""
+        """Yield the requests that each lab of this grid gets, which are the same for all labs."""
         combinations = itertools.product(
             self.networks, self.plans, self.density, self.stragglers
         )
@@ -244,18 +254,26 @@ def labs_of(
     device : str
         The device on which networks are measured, "cpu" or "cuda".
 
+    Returns
+    -------
+    list of LabPoints
+        One element for each shape of lab. A request that several grids make of the lab stands in it
+        once, with the largest of their numbers of rounds.
+
     Raises
     ------
     UserError
         If the grids have different calibrations or names.
     """
+    # All grids share the tables of a lab, and so its calibration and the folder that the name
+    # gives.
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
         for shape, request in itertools.product(grid.shapes(), grid.requests()):
             rounds = labs.setdefault(shape, {})
-            # A request of two grids is repeated as often as either of them asks.
+            # Two grids may ask for the same request. The larger number of rounds serves both.
             rounds[request] = max(grid.rounds, rounds.get(request, 0))
     extent = grids[0].calibration
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
@@ -266,10 +284,11 @@ def labs_of(
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
-    """Yield all points of a campaign, lab by lab.
+    """Yield all points of a campaign, which are its separate measurements, lab by lab.
 
-    Each lab is calibrated before and after its replays. Without replays, the second calibrations begin once
-    all labs have had their first one, so that the two of a lab lie far apart in time.
+    Each lab is calibrated before and after its replays. Without replays, the second calibrations
+    begin once all labs have had their first one, so that the two calibrations of a lab lie far
+    apart in time. The last point then predicts all cases.
 
     Parameters
     ----------
@@ -288,13 +307,17 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
         for lab in labs:
             yield from lab.calibrations(AFTER)
         measure = partial(predicted_cases, labs)
+        # The cases of a lab together take the time that one case takes outside of campaigns.
         estimate_s = needs.PREDICTED.seconds(len(labs))
+        # All labs of a campaign have the same folder.
         yield Point("predicted", "cases", measure, estimate_s, folder=labs[0].folder)
 
 
 def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     """Return table ``predicted`` of all cases. Raises UserError once any of them has been replayed."""
     for lab in labs:
+        # Runs are in the table once a replay is complete, and before that in the directory
+        # ``unsaved``.
         if lab.saved("runs") or lab.unsaved.exists():
             raise UserError(
                 f"a prediction comes before its runs: {lab.shape.name} has some"
@@ -312,9 +335,16 @@ def prediction_rows(
     case : Case
         The case.
     ours : Forecast
-        This project's forecast, whose interval of the iteration becomes the rows "lower" and "upper".
+        The forecast of this project's model. If it has an interval of the iteration, the ends of
+        the interval become the rows "lower" and "upper".
     predicted_s : mapping
         By model, ours among them, the predicted seconds of the iteration and of its exposed communication.
+
+    Returns
+    -------
+    DataFrame
+        A row for each ``model`` and ``quantity`` ("iteration", "exposed", "lower" or "upper"), with
+        its ``seconds`` and the key of the ``case``.
     """
     rows = []
     for model, (iteration_s, _) in predicted_s.items():
@@ -327,20 +357,21 @@ def prediction_rows(
         rows.append((rivals.OURS, "upper", upper_s))
     # A model that does not predict a quantity gives NaN, and has no row.
     table = pd.DataFrame(rows, columns=["model", "quantity", "seconds"]).dropna()
-    # Older recordings name how messages were priced, and from which links drift was told. Empty names stand
-    # for the measured table, and for each link's own drift.
+    # Older recordings name in ``cost`` how messages were priced, and in ``drift`` from which links
+    # drift was told. Empty names stand for the measured table, and for each link's own drift.
     return table.assign(case=case.key, cost="", drift="")
 
 
 def predicted_by(path: Path, cases: Iterable[Case]) -> str:
     """Return the first `DIGITS` digits of the hash of the table that predicted all cases.
 
-    The result is empty if there is no such table. Raises UserError if the table lacks a case.
+    The table ``runs`` holds these digits, which show that the predictions came first. The result is
+    empty if there is no such table. Raises UserError if the table lacks a case.
 
     Parameters
     ----------
     path : Path
-        The table ``predicted``.
+        The path of the table ``predicted``, which need not exist.
     cases : iterable of Case
         The cases that are about to be replayed.
     """
@@ -354,14 +385,16 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
                 f"{case.plan} over {case.link}: name another file, and predict before "
                 "its runs"
             )
+    # The stamp of a table says how it was made, and has the hash of its rows.
     return str(store.load_stamp(path)["sha256"])[:DIGITS]
 
 
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return a cost of messages for a lab that has not been calibrated.
 
-    Bytes travel at the rate of the link. The start-up grows with the square of the workers, and with the
-    delay of the link.
+    Bytes travel at the rate of the link. The start-up grows with the square of the number of
+    workers, and with the delay of the link. From this cost follow only how many messages a sample
+    of a calibration has, and how long measurements are expected to take.
     """
     s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     software_s = ALPHA_S * shape.workers**2
@@ -380,7 +413,8 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
 @functools.cache
 def gradient_bytes(network: str) -> int:
     """Return the bytes of all gradients of a network."""
-    # Only sizes are needed. On the meta device no weights are drawn, which would take seconds.
+    # Only sizes are needed. On the meta device, tensors have a shape and no values, so that no
+    # weights are drawn, which would take seconds.
     with torch.device("meta"):
         parameters = known_networks.build(network).parameters()
         return ELEMENT_BYTES * sum(tensor.numel() for tensor in parameters)
@@ -388,7 +422,7 @@ def gradient_bytes(network: str) -> int:
 
 @dataclass(frozen=True)
 class LabPoints:
-    """One lab of a campaign with its points.
+    """One lab of a campaign, which makes the points, or measurements, of this lab.
 
     Attributes
     ----------
@@ -397,7 +431,7 @@ class LabPoints:
     asked : mapping of Request to int
         How many rounds of each request are asked for, in the order of the file.
     extent : str
-        How thoroughly is measured, of `EXTENTS`.
+        A key of `EXTENTS`, which says how thoroughly the lab is calibrated.
     out : Path
         The directory of the session.
     folder : str
@@ -416,13 +450,14 @@ class LabPoints:
     # -- tables ------------------------------------------------------------------------
 
     def path(self, schema: str, name: str = "") -> Path:
-        """Return the path of a table of the campaign, which by default is the lab's own."""
+        """Return the path of a table of the campaign, by default the one named after the lab."""
         return table_path(self.out / self.folder, schema, name or self.shape.name)
 
     def rows(self, schema: str, name: str = "") -> pd.DataFrame:
         """Return the rows of a table, or no rows if the table does not exist yet."""
         path = self.path(schema, name)
         if not store.has_table(path):
+            # The columns that the callers read, of the tables of calibrations and of replays.
             return pd.DataFrame(columns=["session", "case", "repeat"])
         return store.load_table(path)
 
@@ -460,10 +495,17 @@ class LabPoints:
         """Return the point that measures the layers of a network on one rank."""
         budget = EXTENTS[self.extent].profile_budget
         measure = partial(
-            layer_tables, network, batch, self.device, "fp32", budget, machine.cores()
+            layer_tables,
+            network,
+            batch,
+            self.device,
+            "fp32",
+            budget,
+            threads=machine.cores(),
         )
         return Point(
             "layers",
+            # The ending "-r1" stands for one rank.
             f"{network}-b{batch}-r1",
             measure,
             estimate_s=LAYERS.seconds(budget),
@@ -472,11 +514,16 @@ class LabPoints:
         )
 
     def _selection_point(self, density: float) -> Point:
-        """Return the point that measures selecting at a density, on the processor."""
+        """Return the point that times the selection of the largest elements on the processor.
+
+        The ``density`` is the share of the elements that is selected, from tensors of each size in
+        `SELECTION_SIZES`.
+        """
         measure_size = partial(
             measure_selection, "cpu", densities=[density], budget=SELECTION_BUDGET
         )
-        # `map` is lazy. Each size is measured when `all_or_partial` asks for its rows.
+        # `map` is lazy. Each size is measured when `all_or_partial`, which concatenates the frames,
+        # asks for its rows. If a size fails, the rows of the sizes before it are kept.
         frames = map(measure_size, SELECTION_SIZES)
         estimates_s = [
             needs.SELECTIONS.seconds(SELECTION_BUDGET, "cpu", size, densities=1)
@@ -491,7 +538,7 @@ class LabPoints:
         )
 
     def selection_times(self, density: float) -> SelectionTimes:
-        """Return the seconds of selecting at a density, as recorded for the campaign."""
+        """Return the seconds of selecting at a density, as `_selection_point` recorded them."""
         return store.read_selection_times(
             self.path("selection", f"rho{density:g}"), density
         )
@@ -503,16 +550,18 @@ class LabPoints:
         n_bytes = gradient_bytes(request.network)
         if not request.sparse:
             return n_bytes
-        # An all-gather is counted by the bytes of all ranks together.
-        elements = selected(n_bytes // ELEMENT_BYTES, request.density)
-        return self.shape.workers * ELEMENT_BYTES * elements
+        n_selected = selected(n_bytes // ELEMENT_BYTES, request.density)
+        # An all-gather is counted by the bytes of all ranks together. The indices of the selected
+        # elements go in a second all-gather, which has as many bytes.
+        return self.shape.workers * ELEMENT_BYTES * n_selected
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield a point for each collective of one calibration session, `BEFORE` or `AFTER`.
 
-        Both sessions add to the same tables.
+        Both sessions add to the same tables. The ``moment`` of a point tells them apart.
         """
         for collective in self.collectives:
+            # How long the calibration takes must be known before any message was measured.
             cost = guessed_cost(self.shape, collective)
             sizes = self._calibration_sizes(collective)
             settings = self._calibration_settings(collective, sizes, cost)
@@ -528,7 +577,10 @@ class LabPoints:
             )
 
     def _calibration_sizes(self, collective: str) -> list[int]:
-        """Return the message sizes in bytes, up to one message with all gradients of a network."""
+        """Return the sizes in bytes of the messages of a calibration, in rising order.
+
+        The largest message has all gradients of the largest request that uses the collective.
+        """
         largest = max(
             self._largest_bytes(request)
             for request in self.asked
@@ -553,9 +605,9 @@ class LabPoints:
         """
         # On a link without a delay, a sample has as many messages as a replay posts at once.
         messages = MESSAGES_PER_SAMPLE
-        # With a delay they could take minutes. A sample, whose messages have any of the sizes, then
-        # has only as many as would fit into `SAMPLE_S` if each had 1 byte and so took the start-up
-        # alone, but at least one.
+        # On a link with a delay, so many messages could take minutes. A sample then has as many
+        # messages as fit into `SAMPLE_S` if each takes its start-up alone, as a message of 1 byte
+        # does. It has at least one. The number is the same for all sizes.
         if one_way_delay_s(self.shape.link):
             messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
         budget = Budget(
@@ -576,7 +628,8 @@ class LabPoints:
         self, settings: CollectivesSettings, cost: MessageCost
     ) -> float:
         """Return the seconds that a calibration is expected to take, if messages have this cost."""
-        # The messages of a sample follow one another.
+        # The messages of a sample follow one another. Of large messages, `messages_at` posts fewer
+        # at once.
         samples_s = [
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
@@ -586,7 +639,10 @@ class LabPoints:
     def _uncalibrated(
         self, session: int, settings: CollectivesSettings
     ) -> Sequence[int]:
-        """Return the sizes in bytes that a session has not measured yet."""
+        """Return the sizes in bytes that a calibration session has not measured yet.
+
+        The session is `BEFORE` or `AFTER` the replays.
+        """
         (collective,) = settings.collectives
         rows = self.calibration_rows(collective)
         rows = rows[rows["session"] == session]
@@ -606,6 +662,7 @@ class LabPoints:
         estimate_s : float
             How long the whole session is expected to take, in seconds.
         """
+        # An interrupted session goes on with the sizes that it has left.
         settings = replace(settings, sizes=self._uncalibrated(session, settings))
         # Two minutes to start, and then three times the expected time of all tries. Only a calibration that
         # hangs exceeds this.
@@ -617,7 +674,11 @@ class LabPoints:
     # -- cases -------------------------------------------------------------------------
 
     def _plan(self, request: Request) -> PlannedCase:
-        """Return the planned case of a request, by its profile and the calibration before the replays."""
+        """Return the case of a request, with its plan.
+
+        The plan follows from the profile of the network and from the calibration before the
+        replays. Raises UserError if there is no profile.
+        """
         profile = self.path("layers", f"{request.network}-b{request.batch}-r1")
         if not store.has_table(profile):
             raise UserError(
@@ -633,6 +694,7 @@ class LabPoints:
         if request.sparse:
             selecting = self.selection_times(request.density)
             selection_sha256 = selecting.sha256
+            # A group costs the selection of its elements, and gathering their values and indices.
             cost = SparseGather(cost, request.density, selecting=selecting)
         return plan_case(
             store.read_profile(profile),
@@ -645,14 +707,16 @@ class LabPoints:
         )
 
     def planned(self) -> dict[PlannedCase, int]:
-        """Return the distinct cases with their rounds.
+        """Return the distinct cases, each with the number of its rounds.
 
-        Of several plans of a request that have the same groups, only the first is a case.
+        Requests that differ only in the name of the plan may get plans with the same groups. Only
+        the first of these is a case, with the largest number of rounds of any of them.
         """
         distinct: dict[object, tuple[PlannedCase, int]] = {}
         for request, rounds in self.asked.items():
             case = self._plan(request)
-            # What tells cases apart: all of the request but the name of the plan, and the plan's groups.
+            # What tells cases apart: all of the request but the name of the plan, and the ends of
+            # the plan's groups.
             key = (request._replace(plan=""), case.plan.ends)
             first_case, most_rounds = distinct.get(key, (case, 0))
             distinct[key] = (first_case, max(rounds, most_rounds))
@@ -661,7 +725,10 @@ class LabPoints:
     # -- replays -----------------------------------------------------------------------
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
-        """Return the pairs (case, repeat) that are not in the table of runs, round by round."""
+        """Return the pairs (case, repeat) that are not in the table of runs, round by round.
+
+        The ``repeat`` of a case is the number of its round, which counts from 0.
+        """
         planned = self.planned()
         saved = self.saved("runs")
         missing = []
@@ -686,8 +753,9 @@ class LabPoints:
     def replay_point(self) -> Point:
         """Return the point that replays all cases of the lab.
 
-        Replayed compute is dilated so that an iteration computes as long as one message with all gradients
-        takes. The largest such message of the lab therefore gives the estimate.
+        Replayed compute is dilated, or stretched, so that an iteration computes as long as one
+        message with all gradients takes. The largest such message of the lab therefore gives the
+        estimate.
         """
         n_left = len(self._left())
         largest = max(self.asked, key=self._largest_bytes)
@@ -705,14 +773,18 @@ class LabPoints:
         )
 
     def _replay(self) -> Tables:
-        """Replay the missing iterations and save them. No table is returned, as all are saved here."""
+        """Replay the missing iterations and append them to the tables of the lab.
+
+        The result, the tables that the session is to save, is empty.
+        """
         # If there are predictions that lack a case, this raises before the case is replayed in vain.
         predictions_hash = self._predicted_by()
         missing = self._missing()
         # The distinct cases in their order, which are the keys of the dictionary.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
-        # `replay` plays all rounds of all cases, except for iterations that are done.
+        # `replay` plays all rounds of all cases, except for iterations that are done. An iteration
+        # that is not asked for, because its case has fewer rounds than others, counts as done.
         missing_keys = {(case.case.key, repeat) for case, repeat in missing}
         case_keys = [case.case.key for case in cases]
         done = set(itertools.product(case_keys, range(rounds))) - missing_keys
@@ -732,19 +804,27 @@ class LabPoints:
         # The runs are saved last, because an iteration counts as measured once its run is in the table.
         runs = played.runs.assign(predicted=predictions_hash)
         self._save_new("runs", runs)
+        # The tables now hold all iterations that were collected here.
         shutil.rmtree(self.unsaved)
         return {}
 
     def _selection_s(self, elements: Any, density: float) -> Any:
-        """Return the recorded seconds of selecting from so many elements, in the elements' shape."""
+        """Return the recorded seconds of selecting a share of so many elements.
+
+        ``elements`` is a number or an array, whose shape the result has.
+        """
         return self.selection_times(density)(elements, density)
 
     def _save_new(self, schema: str, rows: pd.DataFrame) -> None:
-        """Append those rows to a table of the lab whose iterations the table does not hold yet."""
+        """Append those rows to a table of the lab whose iterations the table does not hold yet.
+
+        A replay that was killed between its two tables has left rows in one of them.
+        """
         saved = self.saved(schema)
         iterations = zip(rows["case"], rows["repeat"], strict=True)
         is_new = [iteration not in saved for iteration in iterations]
         if any(is_new):
+            # `Origin` describes this session in the stamp of the table.
             Origin().save(self.path(schema), rows[is_new], schema, append=True)
 
     # -- predictions -------------------------------------------------------------------
@@ -760,7 +840,9 @@ class LabPoints:
         # Our model has a cost of its own. Rival models have costs of other forms, such as a straight line.
         calibration = Calibration.of(pd.concat(rows), also=rivals.TRIAL_COSTS)
         frames = []
-        for case, workload, _ in self.planned():
+        for case, workload, _plan in self.planned():
+            # `forecast_case` looks up the workload and the selection times by the hashes in the
+            # case.
             workloads = {case.profile_sha256: workload}
             selecting = {}
             if case.sparse:
@@ -775,13 +857,17 @@ class LabPoints:
 def _recorded_ranks(
     timeline: pd.DataFrame, cases: Iterable[PlannedCase]
 ) -> pd.DataFrame:
-    """Return the spans of rank 0 and, of cases with a straggler, those of the straggler, the last rank."""
-    # The rank of the straggler, by the key of the case. Other cases have no rank here, which equals none.
+    """Return the rows of ``timeline`` that are recorded: those of rank 0 and of the straggler.
+
+    The straggler is the last rank of a case whose last worker computes more slowly than the others.
+    """
+    # The rank of the straggler, by the key of the case.
     straggler_ranks = {
         planned.case.key: planned.case.workers - 1
         for planned in cases
         if planned.case.straggler > 1
     }
     is_first = timeline["rank"] == 0
+    # A case without a straggler gives NaN here, which equals no rank.
     is_straggler = timeline["rank"] == timeline["case"].map(straggler_ranks)
     return timeline[is_first | is_straggler]

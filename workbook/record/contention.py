@@ -38,7 +38,7 @@ class Kernel:
     dtype : torch.dtype
         The type of the input.
     build : callable
-        Takes an input on a device and returns the call that computes with it.
+        Takes an input on a device and returns a function without arguments that computes with it.
     """
 
     shape: tuple[int, ...]
@@ -49,9 +49,10 @@ class Kernel:
 def kernels(tiny: bool) -> dict[str, Kernel]:
     """Return kernels by name: five of sharing Tab 1, then two that are common today.
 
-    Where the paper is silent, the choice is ours. Only the forward pass runs. Those of the paper run in fp32
-    without TF32, which the paper's GPUs did not have. Average pooling is that of a ResNet's stem (3 x 3,
-    stride 2, padding 1). No tensor is made before a kernel is built.
+    Where the paper does not give a size, the choice is ours. Only the forward pass runs. The
+    kernels of the paper run in fp32 without TF32, which the paper's GPUs did not have. Average
+    pooling is that of a ResNet's stem (3 x 3, stride 2, padding 1). No tensor is made before a
+    kernel is built.
 
     Parameters
     ----------
@@ -62,18 +63,20 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
         batch = 1
         side = 32
         product_side = 128
-        # Sequences, heads, tokens and width.
+        # Sequences, heads, tokens, and the width of a head.
         attention_shape = (1, 2, 64, 16)
     else:
         batch = 64
         side = 224
         product_side = 8192
         attention_shape = (4, 32, 4096, 128)
+    # Batch, channels, height and width.
     images = (batch, 64, side, side)
     pixels = side**2
     square = (product_side, product_side)
 
     def attention(x: torch.Tensor) -> Compute:
+        # Queries, keys and values lie in separate memory, as in a network.
         attend = nn.functional.scaled_dot_product_attention
         return partial(attend, x, x.clone(), x.clone(), is_causal=True)
 
@@ -128,7 +131,7 @@ _NONE: dict[str, Any] = {
 def _rows(
     name: str, kernel: Kernel, columns: Mapping[str, Any], seconds: Floats
 ) -> pd.DataFrame:
-    """Return rows of table ``contention`` of one kernel and one neighbour.
+    """Return rows of table ``contention`` of one kernel, alone or beside what communicates.
 
     Parameters
     ----------
@@ -137,7 +140,7 @@ def _rows(
     kernel : Kernel
         The kernel.
     columns : mapping
-        The columns that differ from those of a kernel that runs alone.
+        The columns that differ from `_NONE`, the columns of a kernel that runs alone.
     seconds : ndarray, shape (repeats,)
         The seconds of the kernel.
     """
@@ -168,8 +171,12 @@ def measure_in_turn(
 ) -> Iterator[pd.DataFrame]:
     """Yield rows of a kernel alone, and of the kernel beside each way of its neighbour, timed in turn.
 
-    Each way is tried before it is timed. A way fails if it raises an error, or if kernel and neighbour do not
-    run at the same time in any of the neighbour's ``chances``. That way and all after it are not measured.
+    The neighbour is what communicates on the GPU of the kernel. A way is one setting of the
+    neighbour: a footprint of the stand-in, or the streams in which copies run.
+
+    Each way is tried before it is timed. A way fails if it raises an error, or if kernel and
+    neighbour do not run at the same time in any of several tries, whose number is the neighbour's
+    ``chances``. A way that fails is not measured, and neither are the ways after it.
 
     Parameters
     ----------
@@ -180,23 +187,30 @@ def measure_in_turn(
     neighbour : GpuStandIn or Queues
         What communicates.
     ways : sequence
-        The ways of communicating that ``neighbour`` takes: footprints or names of streams.
+        The ways that ``neighbour`` takes: footprints, or names of streams.
     budget : Budget
-        How long to measure.
+        How long to measure all ways together.
+
+    Yields
+    ------
+    DataFrame
+        Rows of table ``contention``, first of the kernel alone and then of each way.
 
     Raises
     ------
     Exception
-        The exception of the way that failed. For the first way it is raised at once, and for another way
-        after all rows.
+        The exception of the way that failed. If the first way fails, its exception is raised at
+        once. The exception of a later way is raised after all rows.
     """
     kernel = kernels(tiny)[name]
+    # Numbers are drawn in fp32 and then rounded to the type of the kernel.
     compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
     # The first call loads and allocates, which cannot be done while the neighbour runs.
     compute()
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    # The last mark is the end of the kernel, in seconds from its begin.
+    # None stands for the kernel alone. The last mark is the end of the kernel, in seconds from its
+    # begin.
     alone_s = float(passages.run(None).seconds()[-1])
     failure: Exception | None = None
     for way in ways:
@@ -210,13 +224,14 @@ def measure_in_turn(
             failure = error
             passages.drop(way)
             break
+    # Seconds of each repeat by way. The ways that have been run begin with None, the kernel alone.
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
         budget,
         synchronize=torch.cuda.synchronize,
     )
     for way, seconds in samples.items():
-        columns = passages.columns(way, len(seconds))
+        columns = passages.columns(way, n_samples=len(seconds))
         yield _rows(name, kernel, columns, seconds)
     if failure:
         raise failure
@@ -236,7 +251,8 @@ class _Passages:
     def __init__(self, neighbour: Any, compute: Compute) -> None:
         self._neighbour = neighbour
         self._compute = compute
-        # By way, a function for each passage that reads what was sent. None is the kernel alone.
+        # By way, a function for each passage, which returns the traffic during the passage. The way
+        # None is the kernel alone.
         self._readers: dict[Any, list[Callable[[], Traffic]]] = {}
 
     @property
@@ -245,7 +261,10 @@ class _Passages:
         return list(self._readers)
 
     def run(self, way: Any) -> Marks:
-        """Run the kernel once next to the neighbour, and return the marks of the kernel."""
+        """Run the kernel once, and return the marks of its begin and its end.
+
+        The neighbour communicates meanwhile in this way, or not at all if the way is None.
+        """
         # A way counts as run even if its first passage fails.
         readers = self._readers.setdefault(way, [])
         marks, read = self._neighbour.beside(way, self._compute)
@@ -259,7 +278,7 @@ class _Passages:
     def check_overlap(self, way: Any, alone_s: float) -> None:
         """Raise UserError unless the kernel and its neighbour run at the same time in one of a few tries.
 
-        They take turns under a profiler, for example.
+        Under a profiler, for example, they run one after the other.
 
         Parameters
         ----------
@@ -271,7 +290,10 @@ class _Passages:
         for _ in range(self._neighbour.chances):
             # The last mark is the end of the kernel, in seconds from its begin.
             seconds = float(self.run(way).seconds()[-1])
+            # The last reader belongs to the passage that has just run.
             overlap_share = self._readers[way][-1]().overlap_share
+            # A kernel that is launched but waits until the neighbour has ended overlaps with it,
+            # too. Its long time gives it away.
             if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
                 return
         raise UserError(
@@ -281,9 +303,10 @@ class _Passages:
         )
 
     def columns(self, way: Any, n_samples: int) -> dict[str, Any]:
-        """Return the columns of table ``contention`` of a way, with a value for each of the last passages.
+        """Return the columns of table ``contention`` of a way.
 
-        Passages before those of the samples belong to the check and to the warm-up.
+        Columns of what was sent have a value for each of the last ``n_samples`` passages. The
+        passages before them belong to the check and to the warm-up.
         """
         traffics = [read() for read in self._readers[way][-n_samples:]]
         columns = {
@@ -291,7 +314,7 @@ class _Passages:
             "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
             "overlap_share": [traffic.overlap_share for traffic in traffics],
         }
-        # The way of the kernel alone is None, of which the neighbour has no columns.
+        # The kernel alone is the way None, of which the neighbour has no columns.
         if way:
             columns |= self._neighbour.columns(way)
         return columns
@@ -309,19 +332,22 @@ _FEW = Budget(warmup=1, min_repeats=3, max_repeats=3)
 
 
 class Queues(ABC):
-    """Streams with equal operations that outlast a computation, as a neighbour of `measure_in_turn`.
+    """Streams of a GPU with equal operations, such as copies, as a neighbour of `measure_in_turn`.
+
+    Each stream gets so many operations that they outlast the computation beside them.
 
     Parameters
     ----------
     device : torch.device
         The GPU.
     ways : sequence of str
-        The names of the streams.
+        The names of the streams. The way of communicating with such a name uses this stream alone.
     n_bytes : float
         The bytes that an operation moves.
     """
 
-    chances = 3  # operations end too early if the host was late with a computation
+    # How often a way is tried. Operations end too early if the host was late with a computation.
+    chances = 3
     labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(
@@ -335,14 +361,15 @@ class Queues(ABC):
 
     @abstractmethod
     def put(self, ways: Sequence[str]) -> None:
-        """Put an operation into each of these streams."""
+        """Put one operation into each of the streams that ``ways`` names."""
 
     def time(self) -> None:
-        """Measure how long an operation takes, in all streams at the same time."""
+        """Measure the time of an operation while all streams have one, which `beside` needs."""
         current = torch.cuda.current_stream(self._device)
 
         def put_and_wait() -> None:
-            # Marks are in the current stream, so all streams begin and end with it.
+            # The marks that time this function are in the current stream. All streams therefore
+            # begin after its first mark, and its last mark comes after all of them.
             for stream in self.streams.values():
                 stream.wait_stream(current)
             self.put([*self.streams])
@@ -350,7 +377,8 @@ class Queues(ABC):
                 current.wait_stream(stream)
 
         seconds = clock.measure_on(self._device, put_and_wait, _FEW)
-        # By the shortest time, too many operations are started rather than too few.
+        # The number of operations is a duration over this time. The shortest sample gives too many
+        # operations rather than too few.
         self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
@@ -371,12 +399,12 @@ class Queues(ABC):
             Returns the `Traffic` during the computation, once all that was started has ended.
         """
         current = torch.cuda.current_stream(self._device)
-        # The streams with operations, which are none for None.
+        # The streams with operations: one, all for `BOTH`, and none for None.
         ways = [name for name in self.streams if way in (name, BOTH)]
         computation = Marks(self._device)
-        # All marks, in the order that `traffic_of_marks` states: one from which times count, then in each
-        # stream one before its operations and one after each operation, and at last the begin and the end of
-        # the computation.
+        # All marks, in the order that `traffic_of_marks` states. The first mark is the one from
+        # which times count. Each stream then has a mark before its operations and one after each
+        # operation. The last two are the begin and the end of the computation.
         all_marks = Marks(self._device)
         all_marks.mark()
         for name in ways:
@@ -389,8 +417,9 @@ class Queues(ABC):
                 # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
-        # The current stream waits until the host has issued the whole computation, whose kernels then
-        # follow each other without gaps. The operations go on meanwhile.
+        # The current stream waits for some milliseconds, in which the host issues the whole
+        # computation, so that its kernels follow each other without gaps. The operations go on
+        # meanwhile.
         clock.hold(self._device)
         all_marks.mark()
         computation.mark()
@@ -398,7 +427,7 @@ class Queues(ABC):
         computation.mark()
         all_marks.mark()
         if not ways:
-            # From its time follows how many operations outlast the computation.
+            # From the time alone follows how many operations outlast the computation beside them.
             self._alone = computation
 
         def read() -> Traffic:
@@ -407,18 +436,22 @@ class Queues(ABC):
         return computation, read
 
     def _mark_streams(self, marks: Marks, ways: Sequence[str]) -> None:
-        """Add a mark in each of these streams to the marks."""
+        """Add a mark to ``marks`` in each of the streams that ``ways`` names, in this order."""
         for name in ways:
             with torch.cuda.stream(self.streams[name]):
                 marks.mark()
 
     def _operations(self, ways: Sequence[str]) -> int:
-        """Return how many operations outlast the computation in each of these streams."""
+        """Return how many operations each stream gets, so that they outlast the computation.
+
+        Without streams the number is 0.
+        """
         if not ways:
             return 0
+        # The last mark is the end of the computation alone, in seconds from its begin.
         computation_s = float(self._alone.seconds()[-1])
         lasting_s = max(LEAST_S, AS_LONG * computation_s)
-        # The first operation ends before the computation begins.
+        # One more operation is needed, because the first one ends before the computation begins.
         return 1 + math.ceil(lasting_s / self._operation_s)
 
 
@@ -427,24 +460,28 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
 
     Parameters
     ----------
-    seconds : ndarray
-        The times of the marks, in this order: a moment before everything, the begin of the first operation
-        in each stream, the end of the first operation in each stream, the end of the second one in each
-        stream and so on, and at last the begin and the end of the computation.
+    seconds : ndarray, shape (1 + streams x (1 + operations) + 2,)
+        The times of the marks, in this order: a moment before everything, the begin of the first
+        operation in each stream, the end of the first operation in each stream, the end of the
+        second one in each stream and so on, and at last the begin and the end of the computation.
+        All streams have equally many operations.
     streams : int
-        The number of streams with operations.
+        The number of streams with operations. Without any, nothing was moved.
     n_bytes : float
         The bytes that an operation moves.
     """
+    # The begin and the end of the computation.
     window_s = seconds[-2:]
     opened_s, closed_s = map(float, window_s)
-    # One row for each stream: the begin of its first operation, then the ends of all. The first mark belongs
-    # to no stream, and the last two are those of the computation.
+    # One row for each stream: the begin of its first operation, then the ends of all its
+    # operations. The first mark belongs to no stream, and the last two are those of the
+    # computation.
     stream_times_s = seconds[1:-2].reshape(-1, streams).T if streams else ()
     operations = 0.0
     for times_s in stream_times_s:
-        # How many operations had ended when the computation began, and when it ended. A part of an
-        # operation counts by its share of the operation's time.
+        # How many operations had ended when the computation began, and when it ended. At
+        # ``times_s[i]`` exactly i operations have ended. In between, an operation counts by the
+        # share of its time that is over.
         complete_before, complete_after = np.interp(
             window_s, times_s, np.arange(len(times_s))
         )
@@ -465,10 +502,15 @@ CHUNK_BYTES = 16 * MIB
 
 
 class CopyEngine(Queues):
-    """Copies between host and GPU, as a neighbour of `measure_in_turn`."""
+    """Copies between host and GPU, as a neighbour of `measure_in_turn`.
+
+    There is a stream for each of `DIRECTIONS`, "h2d" to the ``device`` and "d2h" to the host.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, DIRECTIONS, CHUNK_BYTES)
+        # The copy engine can only access memory of the host that is pinned. Each direction has its
+        # own.
         host_source, host_target = (
             torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             for _ in DIRECTIONS
@@ -481,7 +523,7 @@ class CopyEngine(Queues):
         self.time()
 
     def columns(self, way: str) -> dict[str, Any]:
-        """Return the columns of table ``contention`` that name a way of copying."""
+        """Return the column of table ``contention`` that names a way of copying, of `COPIES`."""
         return {"communication": f"copy_engine_{way}"}
 
     def put(self, ways: Sequence[str]) -> None:
@@ -515,19 +557,20 @@ def measure_beside(
     name, tiny
         The name and size of a kernel, of `kernels`.
     ways : sequence
-        Footprints of the stand-in, or some of `COPIES`.
+        Footprints of the stand-in, a kernel that loads the GPU as NCCL's does, or some of `COPIES`.
     budget : Budget
-        How long to measure.
+        How long to measure all ways together.
     """
     # A kernel is a forward pass, so that no gradients are needed.
-    with compute_on(f"{name} beside communication", "cuda") as place, torch.no_grad():
+    with compute_on(f"{name} beside communication", "cuda") as gpu, torch.no_grad():
         neighbour: GpuStandIn | CopyEngine
-        # All ways are of the same type.
+        # All ways are of the same type, which tells what communicates.
         if isinstance(ways[0], Footprint):
             neighbour = GpuStandIn()
         else:
-            neighbour = CopyEngine(place)
-        frames = measure_in_turn(name, tiny, place, neighbour, ways, budget)
+            neighbour = CopyEngine(gpu)
+        frames = measure_in_turn(name, tiny, gpu, neighbour, ways, budget)
+        # If a later way fails, the rows of the ways before it are kept.
         return all_or_partial("contention", frames)
 
 
@@ -539,7 +582,8 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     brief : bool
         Whether few, tiny kernels are measured for a short time.
     copies : bool, optional
-        Whether the neighbour is the copy engine instead of the stand-in.
+        Whether the kernels run beside copies between host and GPU instead of the stand-in, a kernel
+        that loads the GPU as NCCL's does.
 
     Yields
     ------
@@ -557,15 +601,15 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     suffix = "-copies" if copies else ""
     estimate_s = KERNELS.seconds(budget)
     for name in names:
-        measure = partial(measure_beside, name, ways, brief, budget)
+        measure = partial(measure_beside, name, ways, tiny=brief, budget=budget)
         yield name + suffix, measure, estimate_s
 
 
 def footprints(brief: bool) -> list[Footprint]:
-    """Return the footprints to measure.
+    """Return the footprints to measure, the resources that a communication kernel takes.
 
     Without a limit of the rate, these are all pairs of `BLOCKS` and `THREADS`. At each limited rate there are
-    fewer numbers of threads, because they matter less there.
+    fewer numbers of threads, because threads matter less there.
 
     Parameters
     ----------
@@ -573,7 +617,10 @@ def footprints(brief: bool) -> list[Footprint]:
         Whether only two footprints are measured, a small one without a limit and a large one with a limit.
     """
     if brief:
-        return [Footprint(1, 64), Footprint(4, 512, 1e9)]
+        return [
+            Footprint(blocks=1, threads=64),
+            Footprint(blocks=4, threads=512, bytes_per_s=1e9),
+        ]
     unlimited = [
         Footprint(blocks, threads)
         for blocks, threads in itertools.product(BLOCKS, THREADS)

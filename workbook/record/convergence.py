@@ -38,10 +38,13 @@ _CLASSES = len(drawn.CLASSES)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a network is trained: SGD with momentum, at a rate that rises for an epoch and then falls."""
+    """How a network is trained: SGD with momentum, at a rate that first rises and then falls.
+
+    ``decay`` is the weight decay, and ``batch`` counts the images of all ranks together.
+    """
 
     epochs: int = 40
-    batch: int = 32  # of all ranks
+    batch: int = 32
     learning_rate: float = 0.01
     momentum: float = 0.9
     decay: float = 5e-4
@@ -51,13 +54,14 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Return the number of whole batches of an epoch."""
+        """Return the steps of an epoch, which trains on whole batches only."""
         return self.training_images // self.batch
 
     def rate_share(self, step: int) -> float:
-        """Return the share of the learning rate in a step, which counts from 0.
+        """Return the factor of the learning rate in a step, from 0 to 1.
 
-        The share falls to 0 as half a cosine. In the first epoch it also rises linearly.
+        The step counts from 0 over all epochs. The factor falls from 1 to 0 as half a cosine. In
+        the first epoch it is multiplied by a line that rises to 1.
         """
         falling = (1 + math.cos(math.pi * step / (self.epochs * self.steps))) / 2
         return falling * min(1.0, (step + 1) / self.steps)
@@ -92,9 +96,10 @@ TASKS: dict[str, tuple[Callable[[], nn.Module], Recipe]] = {
 
 
 def started(network: str, seed: int) -> nn.Module:
-    """Return a network with the first weights of a seed.
+    """Return a network of `NETWORKS` or `TASKS` with the first weights of a seed.
 
-    Those of `NETWORKS` are drawn as in He et al. (2015), and all others as torch draws them.
+    Weights of `NETWORKS` are drawn as in He et al. (2015), and those of `TASKS` as torch draws
+    them.
     """
     if network in NETWORKS:
         model = NETWORKS[network]()
@@ -106,7 +111,9 @@ def started(network: str, seed: int) -> nn.Module:
                 )
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
-    # The network is made on the processor, so no generator of a GPU is needed.
+    # The seed is set for this network alone. The state of torch's generator on the processor is
+    # restored afterwards. No generator of a GPU takes part, because the network is made on the
+    # processor.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         make, _ = TASKS[network]
@@ -118,6 +125,10 @@ def started(network: str, seed: int) -> nn.Module:
 
 class _Training:
     """A network in training by ranks that one process plays, one after the other.
+
+    ``network`` is a name of `NETWORKS` or `TASKS`. The ``seed`` decides the first weights, dropout
+    and the order of the images. ``exchange`` takes the network and returns the exchange of its
+    gradients. With None, training is dense.
 
     Attributes
     ----------
@@ -131,7 +142,7 @@ class _Training:
     exchange : PlayedExchange or None
         The exchange of gradients, or None for dense training, whose gradients add up by themselves.
     training, held_out : list of Tensor
-        The inputs and labels that are trained on, and those that are not.
+        The images and labels that are trained on, and those that are held out of training.
     """
 
     def __init__(
@@ -147,8 +158,9 @@ class _Training:
         torch.manual_seed(seed)
         self.recipe = recipe
         self.model = started(network, seed).to(device)
-        # The parameters are put into the memo of `deepcopy`, which holds what it has copied already, so that
-        # all copies share them. Each copy needs a memo of its own, because `deepcopy` adds to it.
+        # The second argument of `deepcopy` holds by id what was copied already. With the parameters
+        # in it, all copies share them. Each copy needs such a dictionary of its own, because
+        # `deepcopy` adds to it.
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
@@ -161,7 +173,8 @@ class _Training:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, recipe.rate_share
         )
-        # The networks of omgs are made for small images, and those of osf for pictures as they are drawn.
+        # The networks of omgs (`TASKS`) are made for small images. Those of osf take the pictures
+        # as they are drawn, for which None stands.
         side = SIDE if network in TASKS else None
         trained_on = drawn.examples(recipe.training_images, held_out=False, side=side)
         held_out = drawn.examples(recipe.held_out_images, held_out=True, side=side)
@@ -176,9 +189,10 @@ class _Training:
         Returns
         -------
         loss : float
-            The mean loss of the images, each before the step that it is part of.
+            The mean loss of the images. The loss of an image is taken with the weights before its
+            step.
         accuracy : float
-            The share of the images that were classified correctly.
+            The share of the images that were classified correctly, with the same weights.
         """
         recipe = self.recipe
         for network in self.networks:
@@ -186,30 +200,33 @@ class _Training:
         order = torch.randperm(recipe.training_images, generator=self._orders)
         # The images that would not fill the last batch are left out of this epoch.
         batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
-        scores = [self._step(positions) for positions in batches]
-        loss, correct, count = np.sum(scores, axis=0).tolist()
+        # By step, the sums over its images. They are added up over the steps.
+        step_sums = [self._step(positions) for positions in batches]
+        loss, correct, count = np.sum(step_sums, axis=0).tolist()
         return loss / count, correct / count
 
     def _step(self, positions: Tensor) -> Any:
         """Do one iteration on the images at these positions.
 
-        The ranks share the images. Returns an array of three sums over them: the loss, how many were
-        classified correctly, and how many there are.
+        The images are divided among the ranks. Returns an array of three sums over all images:
+        their losses, how many were classified correctly, and how many there are.
         """
         total = np.zeros(3)
         ranks = len(self.networks)
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
-            # Of the batch, each rank takes every image whose position modulo the ranks is its number.
+            # Of n ranks, rank r takes the images r, r + n, r + 2 n and so on of the batch.
             inputs, labels = (part[positions[rank::ranks]] for part in self.training)
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
             if self.exchange:
-                # The exchange makes the mean of the ranks.
+                # The exchange takes the gradients of this rank, and makes the mean of the ranks
+                # later.
                 loss.backward()
                 self.exchange.take(rank)
             else:
-                # Gradients of all ranks add up in the shared parameters.
+                # Gradients of all ranks add up in the shared parameters. The division makes the sum
+                # a mean.
                 (loss / ranks).backward()
             correct = int((logits.argmax(1) == labels).sum())
             # The loss is a mean over the images of the rank.
@@ -227,7 +244,8 @@ class _Training:
 
         Batch normalisation uses the mean of all ranks' statistics.
         """
-        # The other buffers are whole numbers, which only count batches.
+        # The statistics are the buffers with floating-point numbers. The other buffers only count
+        # batches.
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 of_ranks = [network.get_buffer(name) for network in self.networks]
@@ -248,15 +266,17 @@ class _Training:
         what : str
             What is trained, as messages name it.
         evaluated_on : mapping
-            Inputs and labels to evaluate after each epoch, by name. One is named "held_out".
+            Images and their labels to evaluate after each epoch, by name. One name is "held_out".
         labels : mapping
             Further columns of the table.
 
         Returns
         -------
         DataFrame
-            The scores, from epoch 0, which is before training. In column ``measured_on``, "running" is the
-            score while an epoch trains.
+            The ``loss`` and ``accuracy`` of each epoch. Epoch 0 is before training. Column
+            ``measured_on`` has the name of the images. Its value "running" means the images that
+            the epoch trained on, with the weights that they had met. ``seconds`` is the time in
+            which the epoch trained.
 
         Raises
         ------
@@ -265,7 +285,9 @@ class _Training:
         """
         rows: list[tuple[int, str, float, float, float]] = []
         for epoch in range(self.recipe.epochs + 1):
+            # By name of the images, the loss and the accuracy.
             scores = {}
+            # Nothing is trained before epoch 1.
             seconds = 0.0
             if epoch > 0:
                 start_s = time.perf_counter()
@@ -279,6 +301,7 @@ class _Training:
                 (epoch, name, loss, accuracy, seconds)
                 for name, (loss, accuracy) in scores.items()
             ]
+            # Progress, as a message to the user.
             loss, accuracy = scores["held_out"]
             say(f"{what}, epoch {epoch}: held out {loss:.3f}, {accuracy:.0%} right")
         columns = ["epoch", "measured_on", "loss", "accuracy", "seconds"]
@@ -323,12 +346,13 @@ def train(
         The number of threads on the processor.
     """
     what = f"{network}, seed {seed}"
-    # Training seeds the global generator, whose state is restored afterwards.
+    # Training seeds the global generator. `fork_rng` restores the state of the generator
+    # afterwards.
     with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place)
-        # Of the images and of the labels.
+        # As many images to train on as are held out, and their labels.
         trained_on = [part[: recipe.held_out_images] for part in training.training]
-        # The parameters of linear layers.
+        # The parameters of linear layers, which osf replaces.
         dense_parameters = 0
         for layer in training.model.modules():
             if isinstance(layer, nn.Linear):
@@ -353,11 +377,12 @@ PLANNED_BACKWARD_S = 0.1
 
 
 def workload(network: str) -> Workload:
-    """Return the workload of a network, whose times follow from FLOPs.
+    """Return the workload of a network of `TASKS`: the bytes and backward seconds of each tensor.
 
-    The backward pass takes `PLANNED_BACKWARD_S`, and the forward pass half as long. Each layer has the share
-    of the backward pass that it has of the FLOPs of the forward pass. A layer's share is divided between
-    the layer's tensors by their sizes.
+    All times follow from FLOPs, and none is measured. The backward pass takes `PLANNED_BACKWARD_S`,
+    and the forward pass half as long. A layer's share of the backward pass is its share of the
+    FLOPs of the forward pass. The time of a layer is divided between the layer's tensors by their
+    sizes.
     """
     # The FLOPs depend neither on the weights nor on the image.
     model = started(network, seed=0)
@@ -365,12 +390,14 @@ def workload(network: str) -> Workload:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     # Only the forward pass is counted. The backward pass of a layer takes about twice as many FLOPs, so that
-    # the shares of layers are about the same. The counter's names begin with the class of the network.
+    # the shares of layers are about the same.
     layer_flops = {
+        # The counter's names begin with the class of the network and a dot. Its counts are by
+        # operator.
         name.partition(".")[2]: sum(counts.values())
         for name, counts in counter.get_flop_counts().items()
     }
-    # In ready order, which is the reverse order of registration.
+    # In the order in which gradients become ready, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
     elements = pd.Series({name: p.numel() for name, p in parameters})
     # The name of a tensor is that of its layer and, after the last dot, "weight" or "bias".
@@ -378,6 +405,7 @@ def workload(network: str) -> Workload:
     elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
     # The counter leaves out layers without products, such as batch normalisation. They count as 0.
     flops_of_layer = np.array([layer_flops.get(layer, 0) for layer in layers])
+    # FLOPs of each tensor: those of its layer, times its share of the layer's elements.
     flops = flops_of_layer / elements_of_layer * elements.to_numpy()
     backward_s = PLANNED_BACKWARD_S * flops / flops.sum()
     n_bytes = ELEMENT_BYTES * elements.to_numpy()
@@ -387,24 +415,27 @@ def workload(network: str) -> Workload:
 
 @cache
 def plans(network: str) -> dict[str, FusionPlan | None]:
-    """Return the plan of each method at the published costs, and None for dense training.
+    """Return the plan of each method of `METHODS`, made for the published costs of messages.
 
-    The names of methods that have the same plan are joined by "+", and the plan stands there once.
+    Methods whose plans have the same groups share one entry, whose key joins their names by "+".
+    The entry `DENSE` has None, because dense training has no plan.
     """
     network_workload = workload(network)
     cost = published_cost(RANKS, DENSITY)
+    # A plan is told by the ends of its groups in ready order.
     methods_by_ends: dict[tuple[int, ...], list[str]] = {}
     for method, spec in METHODS.items():
         plan = make_plan(spec, network_workload, cost)
         methods_by_ends.setdefault(plan.ends, []).append(method)
     plans_by_method: dict[str, FusionPlan | None] = {DENSE: None}
     for ends, methods in methods_by_ends.items():
+        # The plan is named after the first of its methods.
         plans_by_method["+".join(methods)] = FusionPlan(methods[0], ends)
     return plans_by_method
 
 
 def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.DataFrame:
-    """Return table ``sparse_convergence`` of one of `TASKS` by one of its `plans`.
+    """Return table ``sparse_convergence`` of training one of `TASKS` under one of its `plans`.
 
     One thread plays `RANKS` ranks. Raises UserError if a loss is not finite.
 
@@ -413,7 +444,7 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
     network : str
         The name of the task's network.
     method : str
-        The name of a plan, or `DENSE`.
+        A key of `plans`, such as `DENSE`.
     seed : int
         The seed of the first weights, of dropout and of the order of images.
     recipe : Recipe
@@ -425,6 +456,8 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
     exchange = None
     if plan:
         exchange = partial(PlayedExchange, plan=plan, density=DENSITY, ranks=RANKS)
+    # Training seeds the global generator. `fork_rng` restores the state of the generator
+    # afterwards.
     with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
         training = _Training(network, seed, recipe, place, RANKS, exchange)
         elements = [p.numel() for p in training.model.parameters()]
@@ -475,8 +508,10 @@ def _plan_labels(plan: FusionPlan | None, elements: Sequence[int]) -> dict[str, 
             "messages": 1,
             "selected": sum(elements),
         }
+    # Each group begins where the group before it ends.
     begins = (0, *plan.ends[:-1])
     # A plan is over the tensors in ready order, which is the reverse order of registration.
+    # `reduceat` adds up the elements from each begin to the next one.
     group_elements = np.add.reduceat(elements[::-1], begins).tolist()
     return {
         "ends": ";".join(map(str, plan.ends)),

@@ -52,7 +52,11 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 @lru_cache(maxsize=4)
 def draw_pictures(count: int, seed: int) -> Pictures:
-    """Return ``count`` pictures and their labels in random order, equally many of each class up to one."""
+    """Draw ``count`` pictures in random order, and return them with their labels.
+
+    The numbers of pictures of two classes differ by one at most. The same seed gives the same
+    pictures.
+    """
     random = np.random.default_rng(seed)
     labels = random.permutation(np.arange(count) % len(CLASSES)).astype(np.int64)
     pictures = [_picture(int(label), random) for label in labels]
@@ -61,6 +65,7 @@ def draw_pictures(count: int, seed: int) -> Pictures:
 
 def sha256(count: int) -> str:
     """Return the hash of ``count`` pictures to train on and their labels."""
+    # Pictures to train on have seed 0, the second argument, as in `examples`.
     pictures, labels = draw_pictures(count, 0)
     return hashlib.sha256(pictures.tobytes() + labels.tobytes()).hexdigest()
 
@@ -68,7 +73,7 @@ def sha256(count: int) -> str:
 def examples(
     count: int, held_out: bool, side: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return normalised images and their labels.
+    """Return images with a mean of about 0 and a deviation of about 1, and their labels.
 
     Parameters
     ----------
@@ -77,7 +82,7 @@ def examples(
     held_out : bool
         Whether the images are those that no training sees.
     side : int, optional
-        The side to which images are averaged down, in pixels.
+        The side to which images are averaged down, in pixels. By default they keep `SIDE`.
 
     Returns
     -------
@@ -86,9 +91,10 @@ def examples(
     labels : Tensor, shape (count,)
         Positions in `CLASSES`.
     """
-    # Another seed draws other pictures.
+    # Pictures to train on have seed 0. Seed 1 draws other pictures, which are held out.
     seed = int(held_out)
     pictures, labels = map(torch.from_numpy, draw_pictures(count, seed))
+    # Bytes from 0 to 255.
     images = (pictures.float() / 255 - MEAN) / SPREAD
     if side:
         images = nn.functional.adaptive_avg_pool2d(images, side)
@@ -96,15 +102,19 @@ def examples(
 
 
 def _picture(label: int, random: Random) -> NDArray[np.uint8]:
-    """Return the bytes of one picture of a class, shape (3, SIDE, SIDE)."""
+    """Draw one picture of a class and return its bytes, shape (3, SIDE, SIDE).
+
+    The ``label`` is the position of the class in `CLASSES`.
+    """
     # The middles of the pixels, from -1 to 1.
     axis = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
-    # The background is of one dark colour, which changes evenly along both axes.
-    # How much each colour changes along x and along y.
+    # How much each of the three colours changes along x and along y.
     tilt = random.uniform(-0.15, 0.15, (2, 3, 1, 1))
+    # The background has one dark colour, which changes evenly along both axes.
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
-    # A small shape of any class distracts. The shape of the label is larger, nearer to the middle and on top.
+    # A small shape of any class is drawn to distract. The shape of the label is drawn over it, is
+    # larger and lies nearer to the middle.
     distracting_shape = int(random.integers(len(SHAPES)))
     distracting_texture = int(random.integers(len(TEXTURES)))
     _draw_shape(
@@ -128,6 +138,7 @@ def _picture(label: int, random: Random) -> NDArray[np.uint8]:
         random=random,
     )
     image += NOISE * random.standard_normal(image.shape)
+    # Brightness from 0 to 1 becomes bytes. Noise may exceed this range.
     return np.clip(image * 255, 0, 255).astype(np.uint8)
 
 
@@ -141,7 +152,9 @@ def _draw_shape(
     farthest: float,
     random: Random,
 ) -> None:
-    """Draw a shape into an image, turned at random. The order of random numbers decides what is drawn.
+    """Draw a shape into an image, at a random place, angle and size.
+
+    Random numbers must be drawn in the order below, so that a seed always gives the same picture.
 
     Parameters
     ----------
@@ -152,26 +165,27 @@ def _draw_shape(
     shape, texture : int
         Positions in `SHAPES` and `TEXTURES`.
     radii : (float, float)
-        The least and the largest radius.
+        The least and the largest radius, in the units of ``points``.
     farthest : float
-        How far the shape may lie from the middle in x and in y.
+        How far the middle of the shape may lie from that of the image, in x and in y.
     random : Generator
         The source of random numbers.
     """
     x, y = points
     radius = random.uniform(*radii)
     right, down = random.uniform(-farthest, farthest, 2)
-    # In the coordinates u and v of the shape, it lies around the origin and is turned.
+    # The coordinates u and v of the shape have their origin in its middle, and turned axes.
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
     is_in_shape = list(SHAPES.values())[shape](u / radius, v / radius)
-    # The texture is turned by another angle. It repeats ``waves`` / pi times across the image, from a random
-    # phase.
+    # The texture is turned by another angle. It has a period of 2 pi, so that it repeats ``waves``
+    # / pi times across the image, whose side is 2. Its phase is random.
     p, q = _turned(x, y, random.uniform(0, 2 * np.pi))
     waves = random.uniform(9, 16)
     p_phase, q_phase = random.uniform(0, 2 * np.pi, 2)
     has_first_colour = list(TEXTURES.values())[texture](
         waves * p + p_phase, waves * q + q_phase
     )
+    # The second colour is a darker shade of the first.
     first_colour = random.uniform(0.5, 1, (3, 1, 1))
     second_colour = first_colour * random.uniform(0, 0.4)
     colours = np.where(has_first_colour, first_colour, second_colour)
@@ -179,7 +193,7 @@ def _draw_shape(
 
 
 def _turned(x: Floats, y: Floats, angle: float) -> tuple[Floats, Floats]:
-    """Return the coordinates of points in axes that are turned by an angle in radians."""
+    """Return the coordinates of points (x, y) in axes that are turned by an angle in radians."""
     turned_x = x * np.cos(angle) + y * np.sin(angle)
     turned_y = y * np.cos(angle) - x * np.sin(angle)
     return turned_x, turned_y

@@ -39,10 +39,13 @@ NAMES = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80G
 
 
 def measure_estimators() -> pd.DataFrame:
-    """Return table ``estimators``. Bytes and ranks are 0 where they do not matter.
+    """Return table ``estimators`` with the estimates of all cost models of PyTorch.
 
-    Raises Unavailable if the installed PyTorch has other cost models.
+    The models are those of Inductor, of its graphs, of DTensor's meshes, of profiles, and of GPUs'
+    data sheets. Bytes and ranks are 0 where they do not matter. Raises Unavailable if the installed
+    PyTorch has other cost models.
     """
+    # Without the ending of a build, such as "+cu130".
     version = torch.__version__.partition("+")[0]
     try:
         rows = [
@@ -52,13 +55,14 @@ def measure_estimators() -> pd.DataFrame:
             *_roofline_rows(),
         ]
     except (ImportError, AttributeError, TypeError) as error:
+        # PyTorch's models are no public interface, so that their names and arguments change.
         raise Unavailable(f"torch {version} has other cost models: {error}") from error
     return pd.DataFrame(rows, columns=COLUMNS).assign(torch=version)
 
 
 @contextmanager
 def pretended(device: str, per_node: int = 8) -> Iterator[Any]:
-    """Give PyTorch's module comm_analysis, which meanwhile finds nodes of these GPUs.
+    """Have PyTorch take this machine for a node of GPUs that it need not have.
 
     Parameters
     ----------
@@ -66,9 +70,16 @@ def pretended(device: str, per_node: int = 8) -> Iterator[Any]:
         The GPU, of `GPUS`.
     per_node : int, optional
         The number of GPUs of a node.
+
+    Yields
+    ------
+    module
+        Inductor's cost model comm_analysis. Until the context ends, it finds such nodes, with
+        NVLink.
     """
     from torch._inductor import comm_analysis as model
 
+    # Inductor has an entry for each generation of GPUs.
     gpu_type = model.NVIDIA_GPU_TYPE[GPUS[device].upper()]
     with (
         patch.object(model, "get_gpu_type", lambda: gpu_type),
@@ -80,11 +91,12 @@ def pretended(device: str, per_node: int = 8) -> Iterator[Any]:
 
 
 def _nccl_rows() -> Iterator[Row]:
-    """Yield rows of two models of Inductor, "nccl" and "saturation".
+    """Yield rows of two cost models of Inductor, which the rows name "nccl" and "saturation".
 
-    "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the sizes of
-    messages that saturate a link. For one node of eight H100, the rows also hold the bandwidth that each
-    model assumes of NVLink, and the rate at which "nccl" sends 1 GiB from one rank to another ("p2p").
+    "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the
+    least sizes of messages that use most of a link's bandwidth. For one node of eight H100, there
+    are also the bandwidth that each model assumes of NVLink, and the rate at which "nccl" sends 1
+    GiB from one rank to another ("p2p").
     """
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
@@ -92,9 +104,11 @@ def _nccl_rows() -> Iterator[Row]:
         with pretended(device) as model:
             collective = model.NCCL_COLL[what.upper()]
             estimate_ms = model.estimate_nccl_collective_runtime_impl
+            # The values of each row are in the order of `COLUMNS`.
             for size in SIZES:
                 seconds = estimate_ms(size, ranks, collective) / 1e3
                 yield "nccl", "seconds", what, device, ranks, size, seconds
+            # The saturating size is an estimate and no given size, so that column ``bytes`` has 0.
             least_bytes = model.compute_min_saturation_bytes(ranks, collective)
             yield (
                 "saturation",
@@ -107,7 +121,8 @@ def _nccl_rows() -> Iterator[Row]:
             )
     # The claims about bandwidths are of an H100. Its 8 ranks fill a node, so that NVLink joins them.
     with pretended("H100") as model:
-        # The two models read different constants for the same link, which a claim compares.
+        # The two models read different constants for the same link, which a claim compares. Both
+        # are in GB/s.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
@@ -115,13 +130,16 @@ def _nccl_rows() -> Iterator[Row]:
         yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         estimate_ms = model.estimate_nccl_collective_runtime_impl
         message_ms = estimate_ms(GIB, 8, model.NCCL_COLL.P2P)
+        # A message takes milliseconds, and 1e3 of them are a second.
         yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / message_ms * 1e3
 
 
 def collective_node(
     collective: str, n_bytes: int, ranks: int, group: str
 ) -> torch.fx.Node:
-    """Return a node of torch.fx that is a collective on numbers of float32.
+    """Return a node of a graph of torch.fx that stands for a collective on numbers of float32.
+
+    Nothing is sent. PyTorch's estimates take such a node as their argument.
 
     Parameters
     ----------
@@ -135,7 +153,7 @@ def collective_node(
         The name of the process group.
     """
     operators = torch.ops._c10d_functional
-    # The arguments of the operator between its input and its group.
+    # ``options`` are the arguments of the operator between its input and its group.
     if collective == "all_gather":
         operator = operators.all_gather_into_tensor
         options: tuple[Any, ...] = (ranks,)
@@ -148,24 +166,26 @@ def collective_node(
     graph = torch.fx.Graph()
     source = graph.placeholder("x")
     node = graph.call_function(operator.default, (source, *options, group))
-    # The input or the output of each rank may be only a part of the tensor.
+    # The input or the output of each rank may be only one of several equal parts of the tensor.
     source_parts, result_parts = parts(collective, ranks)
     # A number of float32 has 4 bytes.
     elements = n_bytes // 4
-    # PyTorch's estimates take the shapes from here. On device meta, a tensor has a shape and no memory.
+    # PyTorch's estimates take the shapes of the input and the output from the key "val". On device
+    # meta, a tensor has a shape and no memory.
     source.meta["val"] = torch.empty(elements // source_parts, device="meta")
     node.meta["val"] = torch.empty(elements // result_parts, device="meta")
     return node
 
 
 def _group_rows() -> Iterator[Row]:
-    """Yield the rows of `_graph_rows` and of `_mesh_rows`, which need a process group.
+    """Yield the rows of `_graph_rows` and of `_mesh_rows`, which both need a process group.
 
-    The group is PyTorch's "fake" one, whose other ranks do not exist.
+    The group is PyTorch's "fake" one, which sends nothing and of whose ranks only this process
+    exists.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    # The group is needed to make smaller groups and meshes. It sends nothing.
+    # Smaller groups and meshes are made of the ranks of this group.
     dist.init_process_group("fake", rank=0, world_size=max(RANKS), store=FakeStore())
     try:
         yield from _graph_rows()
@@ -175,20 +195,23 @@ def _group_rows() -> Iterator[Row]:
 
 
 def _graph_rows() -> Iterator[Row]:
-    """Yield what the models take for a collective in a graph: its size and its ranks.
+    """Yield what cost models make of the size and the ranks of a collective in a graph.
 
-    The size is that of which the models estimate the time, for collectives of 4 MiB. The ranks are on
-    one node or on eight nodes, for which the models estimate different times.
+    Rows of quantity "priced_bytes" have the size for which a model estimates the time, for
+    collectives of 4 MiB. Rows of quantity "seconds" have the time of an all-reduce between 8 ranks,
+    which are all on one node or each on a node of its own.
     """
     one_node = dist.new_group(list(range(8)))
-    # A node has 8 GPUs, so that every eighth rank is on another node.
+    # A node has 8 GPUs, so that the ranks 0, 8, 16 and so on are each on a node of their own.
     eight_nodes = dist.new_group(list(range(0, 64, 8)))
     with pretended("H100") as model:
         for what in ("all_reduce", "all_gather", "reduce_scatter"):
             node = collective_node(what, 4 * MIB, 8, one_node.group_name)
             n_bytes = model.estimate_fx_collective_size(node)
             yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
-            # The model after NCCL's tuning takes an operation of inductor, of which it reads the inputs.
+            # The model after NCCL's tuning takes an operation of Inductor, of which it reads the
+            # shapes and the types of the inputs. An object with only these stands in for the
+            # operation.
             tensor = node.all_input_nodes[0].meta["val"]
             layout = SimpleNamespace(size=tensor.shape, dtype=tensor.dtype)
             operation = SimpleNamespace(inputs=[SimpleNamespace(layout=layout)])
@@ -196,7 +219,8 @@ def _graph_rows() -> Iterator[Row]:
             yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
         for what, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
-            # The size is that of the node (None), and the estimate is not NCCL's own (False).
+            # With None the size is that of the node. With False NCCL is not asked for its own
+            # estimate.
             message_ms = model.estimate_nccl_collective_runtime_from_fx_node(
                 node, None, False
             )
@@ -204,9 +228,9 @@ def _graph_rows() -> Iterator[Row]:
 
 
 def _mesh_rows() -> Iterator[Row]:
-    """Yield rows of the model by which DTensor chooses how to lay out a tensor anew.
+    """Yield rows of the cost model by which DTensor decides how to redistribute a tensor.
 
-    The model is the same for any GPU, which is called H100 here.
+    The model is the same for any GPU, so that column ``device`` has H100 for all rows.
     """
     from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
     from torch.distributed.tensor import Replicate, Shard
@@ -215,17 +239,18 @@ def _mesh_rows() -> Iterator[Row]:
 
     meshes = {}
     topologies = {}
-    # A node shall have 8 GPUs. This machine may have another number.
+    # The model asks how many GPUs a node has. It shall be 8, whatever this machine has.
     with patch.object(_mesh_resources, "num_devices_per_host", lambda _: 8):
         for ranks in RANKS:
             mesh = DeviceMesh("cpu", list(range(ranks)), _init_backend=False)
             meshes[ranks] = mesh
             topologies[ranks] = model.MeshTopoInfo.build_from_mesh(mesh)
-    # A mesh has one dimension, whose number is 0.
+    # The last argument is the dimension of the mesh. Each mesh has only dimension 0. The model
+    # takes GiB and estimates microseconds.
     for ranks, size in product(RANKS, SIZES):
         message_us = model.allreduce_cost(size / GIB, topologies[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, size, message_us / 1e6
-    # The model has GB/s and GiB, and estimates microseconds.
+    # The model states bandwidths in GB/s.
     bytes_per_s = 1e9 * topologies[8].mesh_dim_bandwidth[0]
     yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
     # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's bytes. The
@@ -234,8 +259,11 @@ def _mesh_rows() -> Iterator[Row]:
     empty_us = model.allreduce_cost(0, topologies[8], 0)
     bytes_per_s = GIB * 14 / 8 / (gib_us - empty_us) * 1e6
     yield "mesh", "bytes_per_s", "large", "H100", 8, GIB, bytes_per_s
-    # A matrix of 100 MiB, of which each rank has a part of the rows.
+    # A matrix of 100 MiB, which is 5120 x 5120 numbers of 4 bytes: its shape, its strides and its
+    # type.
     meta = TensorMeta(torch.Size((5120, 5120)), (5120, 1), torch.float32)
+    # Each rank has a part of the rows before. After an all-gather each rank has the whole matrix,
+    # and after an all-to-all a part of the columns.
     source = DTensorSpec(meshes[8], (Shard(0),), meta)
     for what, placement in (("all_gather", Replicate()), ("all_to_all", Shard(1))):
         target = DTensorSpec(meshes[8], (placement,), meta)
@@ -244,12 +272,18 @@ def _mesh_rows() -> Iterator[Row]:
 
 
 def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
-    """Return PyTorch's profile of collectives between two ranks.
+    """Return PyTorch's profile of collectives between two ranks, made from given samples.
 
     Parameters
     ----------
     samples : mapping
-        By the profiler's name of a collective, the seconds of its samples by their bytes of float32.
+        By the profiler's name of a collective, its samples: by the bytes of a message of float32,
+        the seconds of one or more such messages.
+
+    Returns
+    -------
+    ProfileData
+        What PyTorch reads from a file of the profiler, and estimates other messages from.
     """
     from torch._inductor.fx_passes.profile_guided_estimation import ProfileData
 
@@ -258,6 +292,7 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
     events = []
     for collective, samples_by_size in samples.items():
         for size, samples_s in samples_by_size.items():
+            # The keys are those that the profiler writes.
             arguments = {
                 "Process Group Ranks": "[0, 1]",
                 "Group size": 2,
@@ -280,17 +315,20 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
 
 
 def _profile_rows() -> Iterator[Row]:
-    """Yield what a profile estimates for all_reduce.
+    """Yield the times of an all-reduce that PyTorch estimates from profiles of collectives.
 
-    There are three profiles. The first one is `SEEN`. The second one has three samples of 1 MiB, to show
-    which of different samples count. The third one has an all_gather, too, to show what this changes for a
-    message of just twice the largest size that was seen, and for a larger one.
+    There are three made-up profiles. The first one is `SEEN`. The second one has three samples of 1
+    MiB, one of them nine times as long as the others, to show which samples count. The third one
+    has samples of an all-gather, too. Its rows show what these change for a message of exactly
+    twice the largest all-reduce in the profile, and for a larger one.
     """
     three_samples = {MIB: (900e-6, 100e-6, 100e-6)}
     with_all_gather = {
         "allreduce": {MIB: (100e-6,)},
         "_allgather_base": {MIB: (50e-6,)},
     }
+    # By the case, as column ``what`` has it: the samples of the profile, and the sizes that are
+    # estimated.
     cases: dict[str, tuple[Any, Sequence[int]]] = {
         "all_reduce": ({"allreduce": SEEN}, SIZES),
         "seen_thrice": ({"allreduce": three_samples}, [MIB]),
@@ -299,30 +337,35 @@ def _profile_rows() -> Iterator[Row]:
     for what, (samples, sizes) in cases.items():
         profile = profile_of(samples)
         for size in sizes:
-            # Takes the ranks, and the number of elements, which have 4 bytes each.
+            # The arguments are the collective, its ranks, the number of elements, of 4 bytes each,
+            # and their type. The second result says how the estimate was found.
             message_ms, _ = profile.lookup_collective(
                 "all_reduce", (0, 1), size // 4, "Float"
             )
-            yield "profile", "seconds", what, "any", 2, size, message_ms / 1e3
+            seconds = message_ms / 1e3
+            # In the order of `COLUMNS`. A profile names no GPU, so that its estimates are for "any"
+            # device. There are 2 ranks.
+            yield "profile", "seconds", what, "any", 2, size, seconds
 
 
 def _roofline_rows() -> Iterator[Row]:
-    """Yield what PyTorch's tables of GPUs say.
+    """Yield what PyTorch's tables of GPUs say, without measuring.
 
-    The rows are the rate of a product of matrices on an H100, the H100's peak rates, and how many of `NAMES`
-    are known.
+    The rows are the rate of a product of matrices on an H100, the H100's peak rates, and for how
+    many of `NAMES` PyTorch has data of the GPU.
     """
     from torch._inductor.analysis import device_info
     from torch.utils import _runtime_estimation as model
 
-    # A product of square matrices of 8192 rows.
+    # A product of square matrices of n = 8192 rows has n^3 multiplications and as many additions.
     flops = 2 * 8192**3
     name_h100 = patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     with pretended("H100"), name_h100:
         product_ns = model.flops_to_ns(flops, torch.bfloat16)
         tera_flops_per_s = {
-            # FLOPs in a nanosecond are 1e9 in a second.
+            # One FLOP per nanosecond is 1e9 FLOP/s, or 1e-3 TFLOP/s.
             "product": flops / product_ns / 1e3,
+            # The data sheet gives TFLOP/s. Where PyTorch has no data, the rate is 0.
             "bf16": device_info.datasheet_tops(torch.bfloat16) or 0,
             "fp32": device_info.datasheet_tops(torch.float32) or 0,
         }

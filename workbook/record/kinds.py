@@ -41,20 +41,24 @@ The function takes a `Here` and the keys of a file as its arguments.
 
 
 def kind(part: str, needed: Needs[Any]) -> Callable[[Any], Any]:
-    """Return a decorator that registers a function in `KINDS`, by its own name as the name of the kind.
+    """Return a decorator that registers a function in `KINDS`, by the function's own name.
+
+    This name is the kind. The function makes points, each a measurement with tables of its own.
 
     Parameters
     ----------
     part : str
-        The part of a suite to which the points of this kind belong.
+        The part of a suite to which the points of this kind belong, such as "layers".
     needed : Needs
-        What these points need. A point that this machine cannot measure is offered as unavailable.
+        What these points need of a machine. In place of a point that this machine cannot measure,
+        the registered function yields a point that says why.
     """
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
         @wraps(make)
         def make_available(here: Here, *words: Any, **keys: Any) -> Iterator[Point]:
             for point in make(here, *words, **keys):
+                # Returns the point itself, or a refusal in its place.
                 yield needed.offer(point, here.on_gpu)
 
         KINDS[make.__name__] = (part, make_available)
@@ -74,10 +78,11 @@ for _part, _make in (
 
 @kind("drift", needs.DRIFT)
 def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[Point]:
-    """Yield the point of a session's drift, which is measured before all other points or after them.
+    """Yield the point that shows whether the machine changes its speed during a session.
 
-    The ``moment`` is then "start" or "end". The point times a product of matrices with ``side`` rows, and a
-    copy of ``size`` bytes. A size in a file is read as a sequence, here of one number.
+    A ``moment`` of "start" puts the point before all other points, and "end" after them. The point
+    times a product of matrices with ``side`` rows, and a copy of ``size`` bytes. A size in a file
+    is read as a sequence, which here has one number.
     """
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     name = f"s{here.session}-{moment}"
@@ -88,7 +93,10 @@ def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[P
 def matrix_products(
     here: Here, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> Iterator[Point]:
-    """Yield products of square matrices at each precision and side."""
+    """Yield the point that times products of square matrices, at each precision with each side.
+
+    ``budget`` says how long each product is measured.
+    """
     measure = partial(speed.measure_peaks, here.device, precisions, sides, budget)
     n_products = len(precisions) * len(sides)
     estimate_s = needs.MATRIX_PRODUCTS.seconds(budget, n_products)
@@ -99,9 +107,11 @@ def matrix_products(
 def input_alone(
     here: Here, budget: Budget, width: int, height: int, batch: int, side: int
 ) -> Iterator[Point]:
-    """Yield reading and decoding of pictures, each with nothing else going on.
+    """Yield the point that times reading and decoding of pictures while nothing is trained.
 
     Files hold pictures of ``width`` x ``height``, which are decoded to ``side`` x ``side``.
+    ``batch`` pictures are read or decoded at a time. ``budget`` says how long reading and decoding
+    are each measured.
     """
     shape = (width, height)
     measure = partial(speed.measure_inputs, here.out, shape, batch, side, budget)
@@ -143,19 +153,22 @@ def kernels_beside_messages(
 def training_beside_messages(
     here: Here, networks: Networks, budget: Budget, brief: bool = False
 ) -> Iterator[Point]:
-    """Yield training of each network next to the stand-in, a kernel that sends the gradients as NCCL would.
+    """Yield a point for each network, which trains next to the stand-in.
 
-    With ``brief``, few settings are compared.
+    The stand-in is a kernel that sends the gradients as NCCL would. A point compares settings of
+    how gradients are sent, and only few with ``brief``. ``budget`` says how long all settings are
+    measured.
     """
     compared = sharing_training.sharing_settings(brief)
     for name, batch in networks:
         measure = partial(
             sharing_training.measure_sharing, name, batch, compared, budget
         )
-        # In a round there is an iteration by each setting, and one that sends nothing.
+        # A round has an iteration by each setting, and one more whose messages have no bytes.
         n_settings = 1 + len(compared)
         estimate_s = needs.TRAINING_BESIDE.seconds(budget, name, batch, n_settings)
-        # A network may need a package of its own. The decorator knows no network, so that it is asked here.
+        # A network may need a package of its own. The decorator knows no network, so that the point
+        # is offered or refused here.
         point = Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
         yield needs.TRAINING_BESIDE.offer(point, here.on_gpu, network=name)
 
@@ -168,7 +181,11 @@ def convergences(
     training_images: int = convergence.Recipe.training_images,
     held_out_images: int = convergence.Recipe.held_out_images,
 ) -> Iterator[Point]:
-    """Yield dense training to convergence (osf Fig 9), all networks of one seed before the next seed."""
+    """Yield points of dense training to convergence (osf Fig 9), one for each seed and network.
+
+    All networks of a seed come before the next seed. ``training_images`` are trained on, and
+    ``held_out_images`` only serve to evaluate.
+    """
     recipe = convergence.Recipe(
         epochs, training_images=training_images, held_out_images=held_out_images
     )
@@ -193,9 +210,10 @@ def sparse_convergences(
     training_images: int = convergence.Recipe.training_images,
     held_out_images: int = convergence.Recipe.held_out_images,
 ) -> Iterator[Point]:
-    """Yield sparsified training to convergence (omgs Fig 3), seed by seed.
+    """Yield points of sparsified training to convergence (omgs Fig 3), seed by seed.
 
-    Each training runs on one core of the processor. ``epochs`` above 0 replace the number of epochs of each
+    There is a point for each network and each of its plans, among them dense training. Each point
+    runs on one core of the processor. ``epochs`` above 0 replace the number of epochs of each
     network's own recipe.
     """
     for seed, name in product(seeds, convergence.TASKS):
@@ -209,7 +227,8 @@ def sparse_convergences(
         for method in convergence.plans(name):
             yield Point(
                 "convergence",
-                # Methods that have the same plan are joined by "+", in place of which the name has "-".
+                # Names of methods that have the same plan are joined by "+". The name of the point
+                # has "-" in place of each "+".
                 f"{name}-{method.replace('+', '-')}-e{recipe.epochs}-s{seed}",
                 partial(convergence.train_sparse, name, method, seed, recipe),
                 estimate_s=needs.SPARSE_CONVERGENCES.seconds(recipe.epochs),
@@ -230,10 +249,11 @@ def trainings(
     accumulate: int = 1,
     predict: bool = False,
 ) -> Iterator[Point]:
-    """Yield training on several ranks, under the plans.
+    """Yield training on several ranks under plans, which say which gradients share a message.
 
-    Training by DDP's own rule outside a lab needs no other table. The plans of all other training
-    are made from the layers and messages that were measured in the same place.
+    Training outside a lab with `training.OWN_PLAN`, DDP's own rule, as its only plan needs no other
+    table. The plans of all other training are made from the layers and messages that were measured
+    in the same place: between as many ranks, on the same link.
 
     Parameters
     ----------
@@ -249,18 +269,20 @@ def trainings(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    own_rule = [*plans] == [training.OWN_PLAN]
+    only_own_rule = [*plans] == [training.OWN_PLAN]
     estimate_s = TRAININGS.seconds(
         here.device, len(plans), repeats, iterations, accumulate
     )
     for case in parts.training_cases(here, networks, ranks, rate, delay):
-        if own_rule and not case.in_lab:
+        if only_own_rule and not case.in_lab:
             yield parts.training_by_own_rule(
                 here, case, repeats, iterations, accumulate
             )
             continue
         trained = _trained(here, case, plans, accumulate)
         key = f"training-{case.network}-{case.place}"
+        # The plans are made when the point is measured, because earlier points measure their
+        # inputs.
         make_settings = partial(_planned_settings, trained, repeats, iterations)
         yield parts.training_point(
             here,
@@ -275,12 +297,17 @@ def trainings(
 def _trained(
     here: Here, case: parts.TrainingCase, plans: Sequence[str], accumulate: int
 ) -> Trained:
-    """Return the training of a case, whose plans follow from what was measured in its place."""
+    """Return the training of a case, whose plans follow from tables of the case's place.
+
+    The place is the ranks and the link between them. ``accumulate`` batches are computed for each
+    exchange.
+    """
     n_ranks = case.members.count
+    # The name of the place's table of collectives.
     if case.in_lab:
         messages = f"lab-{case.place}"
     else:
-        # The place is "p2-loopback", its table of collectives is "loopback-p2".
+        # For the place "p2-loopback", the table is "loopback-p2".
         link = case.place.partition("-")[2]
         messages = f"{link}-p{n_ranks}"
     return Trained(
@@ -299,7 +326,10 @@ def _trained(
 def _planned_settings(
     trained: Trained, repeats: int, iterations: int
 ) -> training.TrainingSettings:
-    """Return the settings of training under plans. The layers and messages must have been measured."""
+    """Return the settings of training under plans, which are made here.
+
+    Raises UserError if the layers and messages have not been measured.
+    """
     return training.TrainingSettings(
         network=trained.network,
         batch=trained.batch,
@@ -321,8 +351,9 @@ def replays(
     plans: Sequence[str],
     rounds: int,
 ) -> Iterator[Point]:
-    """Yield replays of measured profiles over measured links.
+    """Yield a point for each number of ranks and each rate of a lab's links, in bit/s.
 
+    A point replays the recorded compute of all networks, with real messages, for ``rounds`` rounds.
     Each network is replayed under at most `needs.DISTINCT_PLANS` plans.
     """
     n_cases = len(networks) * needs.DISTINCT_PLANS
@@ -349,20 +380,44 @@ def _replayed(
     members: Ranks,
     lab_name: str,
 ) -> Tables:
-    """Replay networks under plans in a lab, and return tables ``runs`` and ``timeline`` of rank 0."""
+    """Replay networks under plans in a lab.
+
+    Parameters
+    ----------
+    out : Path
+        The directory of the session, with the layers of the networks and the messages of the lab.
+    networks : sequence of (str, int)
+        Names and batch sizes.
+    plans : sequence of str
+        Names of plans. At most `needs.DISTINCT_PLANS` that differ in their groups are replayed for
+        each network, because the estimated duration of a point counts on it.
+    rounds : int
+        How often each case is replayed.
+    members : Ranks
+        The ranks, which are in the lab.
+    lab_name : str
+        The name of the lab's table of collectives.
+
+    Returns
+    -------
+    dict of DataFrame
+        Tables ``runs``, and ``timeline`` with the spans of rank 0 only.
+    """
     collectives = store.load_table(recorded(out, "collectives", lab_name))
     all_reduces = collectives[collectives["collective"] == "all_reduce"]
     cost = table_cost(all_reduces, members.count)
     cases: list[replay.PlannedCase] = []
-    with members.place() as place:
+    # The place is the lab, which is set up here and taken down at the end.
+    with members.place() as lab:
         for name, batch in networks:
             profile = store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r1"))
-            # By the ends of the groups. Of plans with the same groups, the last one is replayed.
+            # By the ends of the groups. Plans with the same groups would give the same messages, so
+            # that one of them is enough. It has the name of the last one.
             distinct = {}
             for spec in plans:
-                case = replay.plan_case(profile, spec, cost, place)
+                case = replay.plan_case(profile, spec, cost, lab)
                 distinct[case.plan.ends] = case
             cases += [*distinct.values()][: needs.DISTINCT_PLANS]
-        played = replay.replay(place, members.count, cases, rounds, tries=TRIES)
+        played = replay.replay(lab, members.count, cases, rounds, tries=TRIES)
     is_first_rank = played.timeline["rank"] == 0
     return {"runs": played.runs, "timeline": played.timeline[is_first_rank]}
