@@ -607,7 +607,7 @@ class LabPoints:
         messages = MESSAGES_PER_SAMPLE
         # On a link with a delay, so many messages could take minutes. A sample then has as many
         # messages as fit into `SAMPLE_S` if each takes its start-up alone, as a message of 1 byte
-        # does. It has at least one. The number is the same for all sizes.
+        # does. It has at least one.
         if one_way_delay_s(self.shape.link):
             messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
         budget = Budget(

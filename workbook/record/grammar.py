@@ -38,16 +38,22 @@ class Many(NamedTuple):
 def rule(
     requirement: str, fits: Callable[[Any], bool], make: Check = lambda value: value
 ) -> Check:
-    """Return a check for values that fit.
+    """Return a check that accepts the values of a file that fit, and returns their meaning.
 
     Parameters
     ----------
     requirement : str
-        What a value must be, as the error says it.
+        What a value must be, as the error says it after "must be".
     fits : callable
-        Whether a value fits.
+        Takes a value and returns whether it fits.
     make : callable, optional
-        Makes the meaning of a value that fits. By default the meaning is the value itself.
+        Takes a value that fits and returns its meaning, such as the bytes of "4KiB". By default the
+        meaning is the value itself.
+
+    Returns
+    -------
+    callable
+        The check. It raises ValueError for a value that does not fit.
     """
 
     def check(value: Any) -> Any:
@@ -69,7 +75,7 @@ def whole(least: int) -> Check:
 
 
 def number(low: float, high: float) -> Check:
-    """Return a check for a number from ``low`` to ``high``, both included."""
+    """Return a check for a number, whole or not, from ``low`` to ``high``, both included."""
 
     def fits(value: Any) -> bool:
         # A bool is an int, but no number in a file.
@@ -84,14 +90,14 @@ def text(requirement: str, parse: Check) -> Check:
 
 
 def one_of(names: Sequence[str]) -> Check:
-    """Return a check for one of these words."""
-    # An empty word stands for a key that is not given. An error does not list it.
+    """Return a check for one of these words. The error suggests a word that is spelled alike."""
+    # The empty word means the same as a key that is not given, so that an error need not list it.
     listed = " or ".join(name for name in names if name)
 
     def check(value: Any) -> Any:
         if value in names:
             return value
-        # The most similar word, if it is similar enough to be meant.
+        # The list has the most similar word, if one is similar enough to be a misspelling.
         similar = difflib.get_close_matches(str(value), names, n=1, cutoff=0.75)
         if similar:
             raise ValueError(f"unknown: did you mean {similar[0]!r}?")
@@ -101,7 +107,11 @@ def one_of(names: Sequence[str]) -> Check:
 
 
 def budget(value: Any) -> Any:
-    """Return the `Budget` that a mapping describes. Raises ValueError or UserError for a wrong one."""
+    """Return the `Budget`, how long to measure, that a mapping of a file describes.
+
+    Raises ValueError for no mapping or an unknown key, and UserError for numbers that contradict
+    each other.
+    """
     # Needs torch, whose import takes seconds.
     from ddlkit.jobs.clock import Budget
 
@@ -114,8 +124,11 @@ def budget(value: Any) -> Any:
 
 
 def _checked(value: Any, check: Check | Many) -> Any:
-    """Return the meaning of a value. Raises UserError that names a wrong value."""
-    # A key of many values takes a single value as well.
+    """Return the meaning of a value, or a list of meanings for `Many`.
+
+    Raises UserError for a wrong value. The error names the value.
+    """
+    # A key of many values takes a single value as well, as if it were a list of one.
     if isinstance(check, Many):
         values = value if isinstance(value, (list, tuple)) else [value]
         if not values:
@@ -128,9 +141,10 @@ def _checked(value: Any, check: Check | Many) -> Any:
 
 
 def sizes(value: Any) -> tuple[int, ...]:
-    """Return the bytes of a size, of a range or of a list of such.
+    """Return the sizes in bytes that a file gives as a size, a range of sizes or a list of both.
 
-    In a range, each size is twice the one before.
+    In a range, each size is twice the size before it, up to the last one at most. Raises ValueError
+    or UserError for a wrong value.
 
     >>> sizes("4KiB")
     (4096,)
@@ -143,6 +157,7 @@ def sizes(value: Any) -> tuple[int, ...]:
         raise ValueError(
             "must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB"
         )
+    # A single size is a range that ends where it begins.
     first, _, last = value.partition("..")
     low = parse_bytes(first)
     high = parse_bytes(last or first)
@@ -150,7 +165,6 @@ def sizes(value: Any) -> tuple[int, ...]:
         raise ValueError(
             "must be at least a byte, and rise from the first size to the last"
         )
-    # A single size is a range that ends where it begins.
     doubled = []
     size = low
     while size <= high:
@@ -214,13 +228,21 @@ def read_keys(
     Parameters
     ----------
     given : mapping
-        The keys and values of a file.
+        The keys and values of a file, or of one of its points.
     make : callable
-        The function whose parameters are the keys that a file may have.
+        The function whose parameters are the keys that may be given. A parameter without a default
+        is a key that must be given.
     where : str
         The place in a file, as an error names it.
     skip : int, optional
-        How many of the first parameters of ``make`` are no keys.
+        How many of the first parameters of ``make`` are no keys, because the program passes them
+        itself.
+
+    Returns
+    -------
+    dict
+        By key, the meaning of each value, as its check in `KEYS` returns it. A key that is not
+        given is left out, so that ``make`` takes its default.
 
     Raises
     ------
@@ -247,7 +269,11 @@ def read_keys(
 
 
 def _checked_key(value: Any, name: str, where: str) -> Any:
-    """Return the meaning of the value of a key. Raises UserError that names the place and the key."""
+    """Return the meaning of a key's value, as its check in `KEYS` returns it.
+
+    Raises UserError for a wrong value. The error names the place ``where`` in the file, and the
+    key.
+    """
     try:
         return _checked(value, KEYS[name])
     except UserError as error:
@@ -255,7 +281,8 @@ def _checked_key(value: Any, name: str, where: str) -> Any:
 
 
 def _advice_on_key(name: object, keys: Collection[str]) -> str:
-    """Return advice on an unknown key: the most similar known one, or all of them."""
+    """Return advice on an unknown key: the most similar of the known ``keys``, or all of them."""
+    # At most one key, and none if no key is similar enough to be meant.
     similar = difflib.get_close_matches(str(name), sorted(keys), n=1, cutoff=0.75)
     if similar:
         return f"did you mean {similar[0]!r}?"
@@ -279,7 +306,8 @@ class Suite:
     isolate : bool
         Whether each point is measured by a process of its own.
     out : str
-        A directory in build, or "recorded" for one in data/recorded.
+        The name of a directory in build, or "recorded" for one in data/recorded. Empty for the
+        default.
     strict : bool
         Whether a recording of the suite fails if one of its points fails.
     """
@@ -299,7 +327,10 @@ class Suite:
 
     @property
     def folder(self) -> str:
-        """Return the name of the directory of the tables, "campaign-osf" for campaign_osf.yml."""
+        """Return the name of the directory of a campaign's tables.
+
+        For a file campaign_osf.yml, the name is "campaign-osf".
+        """
         words = self.file.stem.replace("_", "-")
         return words if words.startswith(CAMPAIGN) else f"{CAMPAIGN}-{words}"
 
@@ -309,17 +340,18 @@ def read(
 ) -> Suite:
     """Return the suite of that name, or the one that a YAML or JSON file describes.
 
-    A key of the file that is no attribute of `Suite` holds for all points that lack the key.
+    A suite is a list of points, which say what is measured. A key of the file that is no attribute
+    of `Suite` holds for all points that lack the key.
 
     Parameters
     ----------
     name : str or Path
         The name of a suite, or a file.
     parts : sequence of str, optional
-        The parts of a suite that the user may name as well, and the caller reads. Only the
-        error lists them.
+        The parts of a suite that the user may name instead, such as "layers". The caller handles
+        them. They are only listed by the error for an unknown name.
     others : sequence of str, optional
-        What else the user may name, which the error lists, too.
+        What else the user may name instead. This is only listed by the same error.
 
     Raises
     ------
@@ -331,6 +363,7 @@ def read(
     if str(name) in suites:
         file = suites[str(name)]
     elif not file.suffix:
+        # A name without an ending is neither a suite nor a file.
         if file.is_dir():
             raise UserError(f"{name}: is a directory: name a file .yml or .json in it")
         advice = f"use {', '.join(sorted(suites))}"
@@ -340,6 +373,7 @@ def read(
             advice += f", {', '.join(others)}"
         raise UserError(f"{name}: no such suite: {advice}, or a file .yml or .json")
     given = _parsed(file)
+    # Keys of the suite itself, and keys that hold for its points.
     attributes = signature(Suite).parameters
     of_suite = {key: value for key, value in given.items() if key in attributes}
     of_points = {key: value for key, value in given.items() if key not in attributes}
@@ -348,11 +382,13 @@ def read(
     for key in of_points:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
-    # The values of the other keys are checked here for the same reason. Keys of `KEYS` have a check.
+    # The values of these keys are checked here for the same reason. The points are read with their
+    # keys later, so that the meanings are not kept. A key without a check in `KEYS` is checked only
+    # then.
     for key, value in of_points.items():
         if key in KEYS:
             _checked_key(value, key, str(file))
-    # The first attribute is the file itself, which is no key.
+    # The first attribute of `Suite` is the file itself, which is no key of the file.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     # A point's own keys come last, so that they replace those of the file.
     arguments["points"] = [
@@ -362,13 +398,17 @@ def read(
 
 
 def _parsed(file: Path) -> dict[str, Any]:
-    """Return the mapping that a file holds. Raises UserError if it holds no mapping with points."""
+    """Return the mapping that a file of points holds, read as JSON or, for other endings, as YAML.
+
+    Raises UserError if the file holds no mapping with the key "points".
+    """
     content = files.read_text(file)
     language = "JSON" if file.suffix == ".json" else "YAML"
     parsers = {"JSON": files.parse_json, "YAML": files.parse_yaml}
     try:
         given = parsers[language](content)
     except ImportError:
+        # Only YAML needs a package.
         advice = "install it, or write the file as JSON (.json)"
         raise UserError(f"{file}: reading YAML needs PyYAML: {advice}") from None
     except ValueError as error:
@@ -382,7 +422,7 @@ def _parsed(file: Path) -> dict[str, Any]:
 
 
 class Described(NamedTuple):
-    """The keys that any point of a file may have.
+    """The keys that a point of any kind may have in a file. Each kind has keys of its own besides.
 
     Attributes
     ----------
@@ -403,7 +443,7 @@ class Described(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A point of a suite that is to be measured.
+    """A point of a suite that is to be measured, with what is needed to make it.
 
     Attributes
     ----------
@@ -436,14 +476,14 @@ def points(
     networks: Sequence[str] = (),
     predict: bool = False,
 ) -> PointList:
-    """Return the points of a suite for a session.
+    """Return the points of a suite for a session, each a measurement with tables of its own.
 
     Parameters
     ----------
     out : Path
         The directory of the session.
     session : int
-        The number of the session.
+        The number of the session, which is part of the names of some tables.
     name : str
         The name of the suite, or its file.
     part : str, optional
@@ -466,6 +506,7 @@ def points(
     from workbook.record.campaigns import campaign, labs_of
 
     suite = read(name)
+    # The user decides, then the suite, then what torch sees.
     torch_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = device or suite.device or torch_device
     if networks and part != "layers":
@@ -479,6 +520,7 @@ def points(
             "driver, or give --device cpu"
         )
     wanted = _wanted(suite, part, device, networks)
+    # A grid describes many points of a campaign at once.
     listed, grids = _points_and_grids(wanted, device, session, out)
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
@@ -490,6 +532,7 @@ def points(
             "the file of a campaign instead, such as examples/campaign.yml"
         )
     if grids:
+        # A campaign predicts its cases itself.
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
     return _ordered(listed)
 
@@ -497,14 +540,17 @@ def points(
 def _ordered(listed: Sequence[Point]) -> PointList:
     """Return the points in the order of a session, with those of drift first and last.
 
-    A point of drift is measured again at the end of a session, to show whether the machine became slower. Its
-    name ends with its moment, "start" or "end". A point that is listed twice is measured once.
+    A point of drift is measured at the start and again at the end of a session, to show whether the
+    machine became slower. The name of such a point ends with "start" or "end". Of points with the
+    same key, only the last one is kept.
     """
+    # By key, in the order in which the keys first came.
     body: dict[object, Point] = {}
     drifts: dict[str, list[Point]] = {}
     for point in listed:
         if point.what == "drift":
             moment = point.name.rpartition("-")[2]
+            # There is one point of drift for each moment.
             drifts[moment] = [point]
         else:
             body[point.key] = point
@@ -514,9 +560,10 @@ def _ordered(listed: Sequence[Point]) -> PointList:
 def _points_and_grids(
     wanted: Iterable[_Wanted], device: str, session: int, out: Path
 ) -> tuple[list[Point], list[Any]]:
-    """Return the points of a suite, and the grids of its campaigns, whose points are not made yet.
+    """Return the wanted points of a suite, and the grids of its campaigns.
 
-    Points in a lab are left out, with a message, where no lab is available.
+    The points of a grid, which is a product of lists of settings, are not made yet. Points in a
+    lab, whose links have a limited rate, are left out with a message where no lab is available.
     """
     from ddlkit.lab import network as lab
     from ddlkit.measure.parts import Here
@@ -530,27 +577,32 @@ def _points_and_grids(
             if make is Grid:
                 grids.append(Grid(**arguments))
                 continue
+            # Empty if the lab is available or not needed.
             lacking = lab.why_unavailable() if in_lab else ""
             if lacking:
                 say(f"no lab, so no {part} there: {lacking}")
             else:
                 listed += make(Here(device, session, out), **arguments)
         except UserError as error:
+            # The error of a kind does not know the place in the file.
             raise UserError(f"{where}: {error}") from None
     return listed, grids
 
 
 def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
-    """Return the points, with one that predicts cases before the first point that asks for predictions.
+    """Return the points, with one more that predicts the cases of all that ask for predictions.
+
+    The added point stands before the first of those that ask, because a prediction must come before
+    its measurement. If no point asks, the points are returned as they are.
 
     Parameters
     ----------
     points : sequence of Point
-        The points of a session.
+        The points of a session. A point asks for predictions by its attribute ``predicted``.
     out : Path
         The directory of the session.
     predict : bool
-        Whether the points that ask for predictions are left out after they are predicted.
+        Whether the points that ask for predictions are only predicted, and so left out themselves.
     """
     # These need torch, whose import takes seconds.
     from workbook.record.needs import PREDICTED
@@ -575,7 +627,9 @@ def _wanted(
 ) -> Iterator[_Wanted]:
     """Yield the points of a suite that belong to a part and are measured on a device.
 
-    Where ``networks`` are given, they replace those of layers on one rank, and other points are left out.
+    The part "all" has the points of all parts, except for those that are measured ``by_name`` only.
+    Where ``networks`` are given, they replace those of layers on one rank, and points with more
+    ranks are left out.
     """
     from workbook.record.kinds import KINDS
     from workbook.record.needs import NEEDS
@@ -585,13 +639,15 @@ def _wanted(
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
+        # The keys that any point may have, and those of the kind of this point.
         common = {
             key: value for key, value in described.items() if key in Described._fields
         }
         special = {key: value for key, value in described.items() if key not in common}
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # The first parameter of all but a grid is the place of the session.
+        # The first parameter of all functions but `Grid` is a `Here`, where the session measures,
+        # and is no key.
         skip = 0 if part_of_point == CAMPAIGN else 1
         arguments = read_keys(special, make, where, skip)
         if part == "all":
@@ -603,5 +659,6 @@ def _wanted(
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):
+            # Some kinds are in a lab only if they ask for a rate of its links.
             in_lab = NEEDS[point.measure].is_in_lab(arguments.get("rate", ()))
             yield _Wanted(where, part_of_point, make, arguments, in_lab)

@@ -112,23 +112,29 @@ def selections_s(budget: Budget, device: str, elements: int, densities: int) -> 
 
 
 def kernels_s(budget: Budget) -> float:
-    """Return how long a kernel beside all ways of communicating is expected to take, in seconds."""
+    """Return how long a kernel and its neighbour are expected to take, in seconds.
+
+    The neighbour communicates on the same GPU, in several ways one after the other. ``budget`` is
+    that of all ways together.
+    """
     return NEIGHBOUR_S + NEIGHBOUR_FACTOR * budget.max_s
 
 
 def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -> float:
     """Return how long training next to the stand-in is expected to take, in seconds.
 
+    The stand-in is a kernel that loads the GPU as NCCL's does.
+
     Parameters
     ----------
     budget : Budget
-        How long to measure all settings.
+        How long to measure all settings together.
     network : str
-        The name of the network. One that is not in `IMAGE_S` counts as ResNet-50.
+        The name of the network. A network that is not in `IMAGE_S` counts as ResNet-50.
     batch : int
         The batch size.
     settings : int
-        How many settings are compared, of which each round has an iteration.
+        How many settings are compared. Each round has an iteration by each of them.
     """
     iteration_s = batch * IMAGE_S.get(network, IMAGE_S["resnet50"])
     # The budget counts from the end of the warm-up. The factor `WARMTH` adds the warm-up to it.
@@ -137,8 +143,8 @@ def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -
     # warm-up.
     fewest_rounds = budget.warmup + budget.min_repeats
     fewest_s = fewest_rounds * settings * iteration_s
-    # Before that the network is built. A first iteration then shows the order of its gradients, which is
-    # expected to take as long as the building.
+    # Before the warm-up, the network is built, and a first iteration shows the order of its
+    # gradients. This first iteration is expected to take as long as the building.
     tried_s = BUILD_S
     return BUILD_S + tried_s + max(budget_s, fewest_s)
 
@@ -171,7 +177,7 @@ def campaign_s(iterations: int, message_s: float) -> float:
     """
     if not iterations:
         return 0.0
-    # Computing and sending, one after the other.
+    # Computing and sending take equally long, and are counted one after the other.
     iteration_s = 2 * message_s
     return LAB_LAUNCH_S + iterations * (AROUND_S + iteration_s)
 
@@ -182,9 +188,9 @@ def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
     Parameters
     ----------
     samples_s : sequence of float
-        The seconds of a sample of each size.
+        For each size of messages, the expected seconds of one sample.
     max_s : float
-        The budget of each size.
+        The seconds for which each size is measured.
     """
     # One warm-up and two repeats are measured even where they exceed the budget. They are three samples.
     sizes_s = [max(3 * sample_s, max_s) for sample_s in samples_s]
@@ -307,13 +313,17 @@ NEEDS: dict[str, Needs[Any]] = {
 
 
 def table() -> str:
-    """Return the table of all kinds of points and their needs in Markdown, as docs/INSTALL.md shows it."""
+    """Return the table of all kinds of points and their needs in Markdown, for docs/INSTALL.md.
+
+    A point is a measurement with tables of its own.
+    """
     lines = [
         "| what is measured | on | ranks | lab | also needs | memory for | expected duration |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in NEEDS.items():
-        # The names of the packages, by the modules that are imported.
+        # ``packages`` has the names of packages by the names of the modules that are imported, or
+        # is None.
         also = [*(row.packages or {}).values()]
         if row.needs_network:
             also.append("torchvision, for its networks")

@@ -38,7 +38,7 @@ Raises an error if something does not work."""
 
 
 def preflight(device: str) -> int:
-    """Run all checks of a device and print a line for each.
+    """Run all checks of a device, "cpu" or "cuda", and print a line for each and a verdict.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def preflight(device: str) -> int:
     start_s = time.monotonic()
     # The checks leave no tables. Only their outcomes are read.
     with TemporaryDirectory() as out:
-        # A check finds out whether others use the GPU, so the session shall start in spite of them.
+        # A session usually refuses to start while others use the GPU. Here a check finds that out.
         run_session(
             partial(checks, device=device),
             Path(out),
@@ -63,6 +63,7 @@ def preflight(device: str) -> int:
             gpu=device == "cuda",
             ignore_load=True,
         )
+        # A row for each check, with its name in column ``point``.
         outcomes = store.load_table(Path(out) / "outcomes.csv", "outcomes")
     failed = outcomes["point"][outcomes["outcome"] != MEASURED]
     verdict = f"FAILED: {', '.join(failed)}" if len(failed) else "all is well"
@@ -71,9 +72,11 @@ def preflight(device: str) -> int:
 
 
 def checks(*, out: Path, session: int, device: str) -> PointList:
-    """Return each check of the device as a point of a session. No check counts as done already.
+    """Return each check of the device as a point of a session.
 
-    Every function that makes a session's points takes ``out`` and ``session``, which are not used here.
+    A session runs each of its points by itself, so that it can end one that hangs. The directory
+    ``out`` and the number ``session`` are not used here. Every function that makes a session's
+    points takes them.
     """
     named = dict(CHECKS)
     if device == "cuda":
@@ -84,7 +87,8 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
             name,
             partial(_run_check, name, check, device),
             EXPECTED_S,
-            # A point is measured as long as something is left.
+            # A point is measured as long as something is left. A check must run each time, and so
+            # always has something left.
             left=lambda: ["all of it"],
         )
         for name, check in named.items()
@@ -93,19 +97,24 @@ def checks(*, out: Path, session: int, device: str) -> PointList:
 
 
 def _run_check(name: str, check: Check, device: str) -> Tables:
-    """Run a check and print its result. No table is returned."""
+    """Run a check and print its result. An error of the check fails the point.
+
+    The result, the tables that the session is to save, is empty.
+    """
     say(f"{name}: {check(device)}")
     return {}
 
 
 def environment(device: str) -> str:
-    """Return which commit runs, and that ranks can talk.
+    """Return which commit runs, and that ranks of this machine can exchange messages.
 
     Raises an error if an environment variable changes what is measured, if the commit is unknown, or if ranks
-    could not talk.
+    could not exchange messages. ``device`` is "cpu" or "cuda".
     """
+    # Variables that are set to anything but nothing.
     harmful = [name for name in HARMFUL if os.environ.get(name)]
-    # These values hide all GPUs. Without the variable, all are seen.
+    # The values "" and "-1" hide all GPUs. Without the variable all GPUs are seen, as with "0" at
+    # least one.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
@@ -113,17 +122,22 @@ def environment(device: str) -> str:
             f"unset {', '.join(harmful)}: what is measured would be something else"
         )
     commit = machine.commit()
+    # The stamp of each recorded table names the commit.
     if commit == "unknown":
         raise UserError(
             "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
         )
-    # Ranks meet at 127.0.0.1, which is down in a new network namespace. This call then raises an error.
+    # Ranks meet at 127.0.0.1, which does not work in a new network namespace until it is set up.
+    # Looking for a free port there then raises an error.
     free_port()
     return f"commit {commit}, loopback answers"
 
 
 def packages(device: str) -> str:
-    """Return the versions of the packages that measure. Raises UserError if one is missing."""
+    """Return the versions of the packages that measuring needs. Raises an error if one is missing.
+
+    The device is not used. Every `Check` takes it.
+    """
     importlib.import_module("ddlkit.measure.networks").import_torchvision()
     names = ("numpy", "pandas", "scipy", "torch", "torchvision")
     return ", ".join(f"{name} {machine.installed(name)}" for name in names)
@@ -136,11 +150,13 @@ def nvidia_smi(device: str) -> str:
     check is of GPUs only. Every `Check` takes it.
     """
     fields = ("utilization.gpu", "memory.used", "persistence_mode")
+    # A list of cells for each GPU, in the order of the fields.
     gpus = machine.cells(machine.ask_gpus(fields))
     if not gpus:
         raise UserError(
             "nvidia-smi does not answer: no vitals, and others are not noticed"
         )
+    # A sentence that says who uses a GPU, or nothing.
     use_by_others = vitals.gpu_in_use()
     if use_by_others:
         raise UserError(use_by_others)
@@ -186,14 +202,18 @@ def stand_in(device: str) -> str:
     def multiply() -> object:
         return matrix @ matrix
 
-    # Alone first, because the first product loads and allocates, which it cannot do while the stand-in runs.
+    # The product runs alone first, for which None stands. The first product loads and allocates,
+    # which it cannot do while the stand-in runs.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
-    # The first try loads the kernel, which takes turns with the product.
+    # There are several tries. The first one loads the stand-in, which then does not overlap with
+    # the product.
     for _ in range(neighbour.chances):
+        # The marks of the product are not needed. ``read`` returns what the stand-in did meanwhile.
         _, read = neighbour.beside(footprint, multiply)
         # What the stand-in sent can be read once the product has ended.
         torch.cuda.synchronize()
+        # The share of the product's time in which all blocks of the stand-in ran.
         overlap = read().overlap_share
         if overlap > OVERLAP:
             break

@@ -39,14 +39,16 @@ class LoopSettings:
 
 @job(LoopSettings, "timeline")
 def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
-    """Run the loop on this rank, and yield a span for each gradient of all ranks.
+    """Run the loop on this rank, and yield a table with a span for each gradient of all ranks.
 
-    A span ends when the gradient is ready. Every rank yields the same table.
+    The table is ``timeline``. A span ends when the gradient is ready. Every rank yields the same
+    table.
     """
     # Defines the loop, and the functions that it calls, in a namespace of their own.
     namespace: dict[str, Any] = {}
     exec(settings.source, namespace)
     loop: Loop = namespace[settings.name]
+    # Each rank gets the names and times of all ranks, which take the places of None.
     ready_by_rank: list[Any] = [None] * me.world_size
     dist.all_gather_object(ready_by_rank, [*loop(me.rank)])
     yield {"timeline": pd.DataFrame(_spans(ready_by_rank))}
@@ -63,9 +65,11 @@ def _spans(
     Parameters
     ----------
     ready_by_rank : sequence
-        For each rank, the name of each gradient and the second at which it was ready, in this order.
+        For each rank, the name of each gradient and the time in seconds at which it was ready. The
+        gradients are in the order in which they became ready.
     """
     for rank, ready in enumerate(ready_by_rank):
+        # The first span begins where it ends.
         _, previous_ready_s = ready[0]
         for tensor, ready_s in ready:
             yield {
@@ -76,6 +80,7 @@ def _spans(
                 "stream": "compute",
                 "rank": rank,
                 "iteration": 0,
+                # -1 stands for no group of gradients that share a message.
                 "group": -1,
                 "origin": "measured",
                 "start_s": previous_ready_s,
@@ -93,25 +98,29 @@ def watch(
     Parameters
     ----------
     loop : callable
-        A function that takes its rank, trains, and returns the name and the time of each gradient in the
-        order in which they became ready. Ranks are processes of their own, which get the source text of
-        the function. It must therefore import what it needs itself.
+        A function that takes its rank, trains, and returns the name and the time in seconds of each
+        gradient, in the order in which they became ready. Ranks are processes of their own, which
+        get the source text of the function. The function must therefore import what it needs
+        itself.
     ranks : int, optional
         The number of ranks.
     calls : sequence of callable, optional
-        Functions of the caller that the loop calls. They, too, must import what they need themselves.
+        Functions of the caller that the loop calls. These, too, must import what they need
+        themselves.
 
     Returns
     -------
     DataFrame
         One row for each rank and gradient, in the order in which they became ready. The columns are
-        ``rank``, ``tensor`` and ``after_first_s``, the time since the rank's first gradient was ready.
+        ``rank``, ``tensor`` (the name of the gradient) and ``after_first_s``, the seconds since the
+        rank's first gradient was ready.
 
     Raises
     ------
     UserError
         If a rank fails or takes too long. No rank outlives the call.
     """
+    # The functions may be indented where they are defined.
     functions = [*calls, loop]
     texts = [textwrap.dedent(inspect.getsource(function)) for function in functions]
     settings = LoopSettings("\n".join(texts), loop.__name__)

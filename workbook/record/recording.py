@@ -52,43 +52,48 @@ def record(
 ) -> Path | str:
     """Measure a suite, a file of points, or a part of a suite.
 
+    A suite is a list of points, each a measurement with tables of its own.
+
     Parameters
     ----------
     what : str
-        The name of a suite, a file of points, or one of `PARTS` of the suite ``suite``.
+        The name of a suite, a file of points, or one of `PARTS`, which is then measured of the
+        suite ``suite``.
     suite : str, optional
-        The suite of which a part is measured.
+        The suite of which a part is measured. It has no effect if ``what`` is no part.
     device : str, optional
         "cpu" or "cuda", in place of the suite's own.
     out : Path, optional
         The directory of the tables, in place of the suite's own.
     dry_run : bool, optional
-        Whether to say only what is missing.
+        Whether to measure nothing, and only say which points are missing.
     networks : sequence of str, optional
         Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only layers can be
         measured of them.
     predict : bool, optional
-        Whether to write down what models say of the cases of a campaign, and to replay none.
+        Whether cases of campaigns and trainings are only predicted by models, and not measured.
     budget_s, pack, ignore_load
         As of `run_session`.
 
     Returns
     -------
     Path or str
-        The directory of the tables, or of a dry run what is missing.
+        The directory of the tables. For a dry run, a text that says what is missing.
 
     Raises
     ------
     UserError
-        As `run_session` does, for a wrong file, and where a lab or a GPU is needed and lacking.
+        As `run_session` does. Also for a wrong file, for short tables in the directory of the suite
+        full, and where a lab or a GPU is needed and lacking.
     """
     name = suite if what in PARTS else what
     part = what if what in PARTS else "all"
-    # The command also records straggling, which is in no suite, and does so without this
-    # function.
+    # An error for an unknown name lists all that the command records. It records straggling, too,
+    # which is in no suite and does not go through this function.
     listed = read(name, parts=PARTS, others=("straggling",))
     device = _checked_device(listed, device)
     out = out or _default_out(listed, device)
+    # The session calls this with its directory and its number.
     make_points = partial(
         points,
         name=str(listed.file),
@@ -97,13 +102,15 @@ def record(
         networks=networks,
         predict=predict,
     )
-    # Tables of the suite full may stand for those of quick, but not the other way round.
     is_full = listed.file == read("full").file
     if is_full:
+        # Short tables of the suite quick must not stand for those of full.
         _refuse_short_tables(out)
     if dry_run:
         return estimate(make_points, out, budget_s)
     if listed.is_campaign or part == CAMPAIGN:
+        # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
+        # made.
         lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
@@ -117,16 +124,19 @@ def record(
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
         strict=listed.strict,
-        # Only recorded tables are put into one file for each schema.
+        # The tables in data/recorded are put into one file for each schema. Others stay in files of
+        # their own.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 
 
 def _checked_device(suite: Suite, device: str) -> str:
-    """Return the device of a suite, which may be left open as "".
+    """Return the device for a suite: "cpu", "cuda", or "" for a device that is decided later.
 
-    If the points of the suite run in processes of their own (``isolate``), an open device is decided here.
-    For other suites, torch decides later. Raises UserError if a GPU is asked for and there is none.
+    ``device`` is what the user asks for, and may be "". If the points of the suite run in processes
+    of their own (``isolate``), the device is decided here: by the user, the suite, or the GPUs of
+    the machine. For other suites, an empty ``device`` stays empty. Raises UserError if the device
+    is a GPU and there is none.
     """
     has_gpus = bool(machine.describe()["gpus"])
     if suite.isolate:
@@ -138,6 +148,8 @@ def _checked_device(suite: Suite, device: str) -> str:
 
 def _refuse_short_tables(out: Path) -> None:
     """Raise UserError if the directory holds tables that the suite full did not measure."""
+    # A table with a stamp was recorded. The stamp of a table from the suite full has the remark
+    # `LONG`.
     for path in filter(is_stamped, store.list_tables(out)):
         if LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(
@@ -147,11 +159,12 @@ def _refuse_short_tables(out: Path) -> None:
 
 
 def _default_out(suite: Suite, device: str) -> Path:
-    """Return the directory of a suite's tables.
+    """Return the directory of a suite's tables if the user names none.
 
-    A recording is named after the GPU, or after the processor with the ending "-suite".
+    The directory of a machine is named after its GPU, or after its processor with the ending
+    "-suite".
     """
-    # Campaigns are recorded by default.
+    # Campaigns that name no directory go to data/recorded.
     if suite.is_campaign and not suite.out:
         return places.recorded_dir() / suite.folder
     if device == "cuda":
@@ -160,6 +173,7 @@ def _default_out(suite: Suite, device: str) -> Path:
         name = f"{machine.name('cpu')}-suite"
     if suite.out == "recorded":
         return places.recorded_dir(name)
-    # All other suites are measured into the folder of builds, which is not recorded.
+    # The tables of all other suites lie in the folder build, which is no part of the repository.
     directory = places.BUILD / (suite.out or "measured")
+    # Only suites whose points have processes of their own have a directory for each machine.
     return directory / name if suite.isolate else directory

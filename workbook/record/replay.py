@@ -82,8 +82,9 @@ def plan_case(
 ) -> PlannedCase:
     """Return the case of a profile under a plan.
 
-    Compute is dilated so that an iteration computes as long as one message with all gradients takes. Where
-    compute and messages take equally long, an error of a model of their overlap shows most.
+    Compute is dilated: all its times are multiplied by a factor, so that an iteration computes as
+    long as one message with all gradients takes. Where compute and messages take equally long, an
+    error of a model of their overlap shows most.
 
     Parameters
     ----------
@@ -92,8 +93,8 @@ def plan_case(
     spec : str
         The name of the plan.
     cost : MessageCost
-        The cost of sending a group, by the group's dense bytes. The selection times of a
-        `sparse.SparseGather` are dilated, too.
+        The cost of sending a group of gradients, by the bytes of all its gradients. If it is a
+        `sparse.SparseGather`, its times of selecting are dilated, too.
     place : Place
         Where the ranks run.
     density, straggler, selection_sha256
@@ -106,7 +107,7 @@ def plan_case(
     """
     workload = profile.workload()
     largest_message_s = float(cost(workload.bytes.sum()))
-    # The factor is rounded to four digits.
+    # The factor is rounded to four digits, with which the case records it.
     dilation = float(f"{largest_message_s / workload.compute_s:.4g}")
     plan = make_plan(
         spec, workload.scaled(dilation), _with_dilated_selection(cost, dilation)
@@ -133,7 +134,7 @@ def plan_case(
 
 
 def _with_dilated_selection(cost: MessageCost, dilation: float) -> MessageCost:
-    """Return the cost with its selection times dilated, if it has any."""
+    """Return the cost with its times of selecting multiplied by ``dilation``, if it has any."""
     if not isinstance(cost, sparse.SparseGather) or cost.selecting is None:
         return cost
     selecting = cost.selecting
@@ -146,7 +147,9 @@ def _with_dilated_selection(cost: MessageCost, dilation: float) -> MessageCost:
 
 @dataclass(frozen=True)
 class Script:
-    """What a rank plays in one iteration. All times are dilated.
+    """What a rank plays in one iteration: when it waits, and what it sends.
+
+    All times are dilated, which multiplies recorded times by the dilation of the case.
 
     Attributes
     ----------
@@ -181,14 +184,15 @@ class Script:
     def from_case(
         cls, planned: PlannedCase, selection: sparse.Selecting | None = None
     ) -> Script:
-        """Return the script of a case.
+        """Return the script of a case, for a rank that is no straggler.
 
         Parameters
         ----------
         planned : PlannedCase
             The case.
         selection : Selecting, optional
-            The recorded seconds of selecting, which a sparse case waits out.
+            Takes numbers of elements and a density, and returns the recorded seconds of selecting.
+            A sparse case waits them out.
 
         Raises
         ------
@@ -198,6 +202,7 @@ class Script:
         """
         case = planned.case
         plan = planned.plan
+        # The collective that a replay posts for such gradients.
         posted = of_gradients(sparse=case.sparse)
         if case.collective != posted:
             kind = "sparse" if case.sparse else "dense"
@@ -230,14 +235,16 @@ class Script:
 
     @property
     def compute_s(self) -> float:
-        """Return the seconds of the iteration without communication."""
+        """Return the seconds of the iteration without communication, including the update."""
+        # The last group is ready when the backward pass ends. Selections come on top.
         return self.ready_s[-1] + sum(self.selection_s) + self.update_s
 
     @property
     def sent_bytes(self) -> Sequence[int]:
-        """Return the bytes that a rank sends of each group.
+        """Return the bytes that a rank hands over for each group.
 
-        Each selected value is sent with its index, which is as large.
+        Of a dense group these are all its bytes. Of a sparse group, each selected value is sent
+        with its index, which is as large.
         """
         if not self.kept:
             return self.bytes
@@ -247,26 +254,31 @@ class Script:
     def expected_s(self) -> float:
         """Return a generous estimate of the iteration in seconds, for a limit of time.
 
-        Nothing overlaps, and the bytes travel twice each way.
+        The estimate counts compute and messages one after the other, and the bytes of messages
+        twice.
         """
         case = self.case
         # Where the rate of the link is unknown, 100 MB/s are assumed.
         s_per_byte = 1e-8
         if case.link_bits_per_s:
-            # Twice the 8 bits of a byte.
+            # Each byte has 8 bits and counts twice.
             s_per_byte = 16 / case.link_bits_per_s
         # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
         bytes_s = sum(self.sent_bytes) * s_per_byte * copies
-        # A ring of N workers has about 2 N steps. In a step, a rank asks for data before it gets them. This
-        # takes a round trip, which is twice the delay of one way.
+        # The message of each group goes around a ring. With N workers this has about 2 N steps. In
+        # a step, a rank asks for data before it gets them. This takes a round trip, which is twice
+        # the delay of one way.
         steps = 2 * case.workers * len(self.bytes)
         delays_s = steps * 2 * one_way_delay_s(case.link)
         messages_s = bytes_s + delays_s
         return self.compute_s * case.straggler + messages_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
-        """Return the script of a rank. The last rank is the straggler, if there is one."""
+        """Return the script of a rank.
+
+        If the case has a straggler, this is the last rank, whose times are all longer by a factor.
+        """
         is_last = rank == self.case.workers - 1
         factor = self.case.straggler if is_last else 1.0
         return replace(
@@ -288,7 +300,10 @@ class Replayed(NamedTuple):
 def calibrate(
     lab: Lab, settings: CollectivesSettings, timeout_s: float = 600.0
 ) -> pd.DataFrame:
-    """Measure collectives between all ranks of the lab and return table ``collectives``."""
+    """Measure collectives between all ranks of the lab and return table ``collectives``.
+
+    The ranks are ended, and UserError is raised, after ``timeout_s`` seconds.
+    """
     tables = launch(
         collectives_job,
         settings,
@@ -330,9 +345,9 @@ def replay(
     tries: int = 1,
     out: Path | None = None,
 ) -> Replayed:
-    """Replay every case once per round.
+    """Replay every case once per round: sleep for its compute, and send its messages.
 
-    All iterations run in one launch, so that drift meets all cases alike.
+    All iterations run in one launch of the ranks.
 
     Parameters
     ----------
@@ -347,7 +362,8 @@ def replay(
     selection : Selecting, optional
         The recorded seconds of selecting, which sparse cases need.
     done : collection of (str, int), optional
-        The key of the case and the repeat of each iteration that need not be played.
+        For each iteration that need not be played, the key of its case and the number of its round,
+        which counts from 0.
     tries : int, optional
         How often an iteration is played at most, while others disturb the machine.
     out : Path, optional
@@ -357,7 +373,7 @@ def replay(
     Returns
     -------
     Replayed
-        The tables of all iterations in ``out``.
+        The tables of all iterations of ``cases`` in ``out``, also of those that were there before.
 
     Raises
     ------
@@ -367,6 +383,7 @@ def replay(
     scripts = [Script.from_case(planned, selection) for planned in cases]
     round_s = sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
+        # The iterations that the file holds already, and those that need not be played.
         played = {*keep_complete(directory), *done}
         # Round by round, so that drift of the machine meets all cases alike.
         turns = [
@@ -394,11 +411,13 @@ def replay(
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """Play all turns, pairs of a repeat and a script, on this rank. No tables are returned.
+    """Play all turns on this rank. A turn is one iteration: a repeat and the number of a script.
 
-    Rank 0 appends each iteration to a file, which a kill leaves usable.
+    Rank 0 appends each iteration to a file, which a kill leaves usable. No tables are returned.
     """
+    # How many disturbed iterations may still be played again.
     retries = Retries(len(settings.turns) // TURNS_PER_RETRY)
+    # Each element has the number of times that the iteration may still be played.
     pending = deque(
         (repeat, settings.scripts[number], settings.tries)
         for repeat, number in settings.turns
@@ -406,11 +425,13 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     while pending:
         repeat, script, tries_left = pending.popleft()
         recorded_s, usage = _iterate(me, script)
-        # A disturbed iteration is played again after all others. The usage is that of all ranks, so that all
-        # ranks decide alike and go on with the same script. Otherwise their collectives would not match.
+        # An iteration that others disturbed is played again after all others. The usage is that of
+        # all ranks, so that all ranks decide alike and go on with the same script. Otherwise their
+        # collectives would not match.
         if tries_left > 1 and retries.again(usage):
             pending.append((repeat, script, tries_left - 1))
             continue
+        # A row of times for each rank.
         ranks_s = peers.everyones(recorded_s)
         if me.rank == 0:
             append_iteration(me.out, script, repeat, ranks_s, usage)
@@ -420,19 +441,29 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
 class _Messages:
     """The messages of a rank in one iteration: their memory, sending and checking.
 
-    A thread waits for the collectives one after the other and notes when each is complete. The note is late
-    by one wake-up, as is the waiting rank. A callback on the collective would instead hold up the next
-    collective in gloo's thread.
+    A thread waits for the collectives one after the other and notes when each group is complete.
+    The noted time is late by the time in which a thread wakes up, and so is the rank that waits. A
+    callback on the collective would instead hold up the next collective in gloo's thread.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    script : Script
+        What this rank plays.
     """
 
     def __init__(self, me: Rank, script: Script) -> None:
         self._script = script
         self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so that sums and gathered parts can be checked. An
-        # all-reduce writes the sum over what was sent, so that dense messages need no other memory.
+        # Each rank sends its number, counted from 1, so that sums and gathered parts can be
+        # checked.
         own_value = me.rank + 1.0
+        # By group, what an all-reduce sends. It writes the sum over what was sent, so that dense
+        # messages need no other memory.
         self._dense: list[torch.Tensor] = []
+        # By group, what is received and what is sent, of the values and of the indices.
         self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
         if script.kept:
             for k in script.kept:
@@ -441,18 +472,22 @@ class _Messages:
                 self._sparse.append([self._gathered(values), self._gathered(indices)])
         else:
             self._dense = [torch.full((n,), own_value) for n in script.elements]
-        # The last collective of each group, in the order of posting.
+        # The last collective of each group, in the order of posting. When it is complete, the group
+        # is.
         self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         self._noting = threading.Thread(target=self._note, daemon=True)
         self._noting.start()
 
     def _gathered(self, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for what an all-gather of ``sent`` receives, and ``sent`` itself."""
+        """Return memory for what an all-gather receives from all ranks, and ``sent`` itself."""
         return sent.new_zeros(self._ranks * len(sent)), sent
 
     def post(self, group: int) -> float:
-        """Post the collectives of a group. Return the clock's seconds when that was done."""
+        """Post the collectives of a group, without waiting for them.
+
+        Return the clock's seconds when all were posted.
+        """
         if self._script.kept:
             works = [
                 peers.gather_single(received, sent, async_op=True)
@@ -460,6 +495,7 @@ class _Messages:
             ]
         else:
             works = [dist.all_reduce(self._dense[group], async_op=True)]
+        # The noting thread takes it from the queue.
         self._posted.put(works[-1])
         self._works += works
         return time.perf_counter()
@@ -472,31 +508,37 @@ class _Messages:
         waited_s : float
             The clock's seconds at the end of the wait.
         complete_s : ndarray, shape (G,)
-            The clock's seconds at which each group was complete.
+            The clock's seconds at which each of G groups was complete.
         """
         for work in self._works:
             work.wait()
         waited_s = time.perf_counter()
         self._noting.join()
-        # The noting thread may wake up after the rank, which knows by then that all is complete.
+        # The noting thread may wake up after this thread, which knew at ``waited_s`` that all was
+        # complete. A later note is therefore cut to this time.
         return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
         """Raise RuntimeError unless every sum is right and every gathered element is in its place.
 
-        A case has either dense or sparse messages.
+        A case has either dense messages, which are summed, or sparse messages, which are gathered.
+        The list of the others is empty.
         """
         n = self._ranks
         # Rank r has sent the number r + 1, so that the sum is 1 + 2 + ... + n. Floats hold it exactly.
         expected_sum = n * (n + 1) / 2
+        # Whether all elements of a group are right, by group.
         is_right = [bool((sums == expected_sum).all()) for sums in self._dense]
-        # A row for each sending rank.
+        # A column of the numbers that the ranks sent, to be compared with a row for each sending
+        # rank.
         expected_values = torch.arange(1.0, n + 1)[:, None]
         for (values, _), (indices, sent_indices) in self._sparse:
             values_right = (values.view(n, -1) == expected_values).all()
+            # Every rank sends the same indices.
             indices_right = (indices.view(n, -1) == sent_indices).all()
             is_right.append(bool(values_right and indices_right))
         if not all(is_right):
+            # The first wrong group.
             group = is_right.index(False)
             raise RuntimeError(
                 f"replay: wrong values in group {group} of case {self._script.case.key}"
@@ -504,6 +546,7 @@ class _Messages:
 
     def _note(self) -> None:
         """Note when each group is complete, in the noting thread."""
+        # As many times as there are groups. The queue blocks until the next group is posted.
         for _ in self._script.ready_s:
             self._posted.get().wait()
             self._complete_s.append(time.perf_counter())
@@ -519,16 +562,18 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     recorded_s : ndarray, shape (4 G + 3,)
         The times of this rank, as in `make_timeline`, with G groups of gradients.
     usage : Usage
-        How all ranks used the cores. Cores count as busy only from the first message to the last, because
-        ranks mostly sleep over a whole iteration.
+        How all ranks used the cores. Its share of busy cores is that from the first message to the
+        last, because ranks mostly sleep over a whole iteration.
     """
     script = script.played_by(me.rank)
     messages = _Messages(me, script)
     watch = Watch(me.rank)
-    # All ranks share the clock of the machine. The common start follows the rank that came here last.
+    # All ranks share the clock of the machine. They start together, a little after the last rank
+    # has come here.
     arrived_s = peers.slowest([time.perf_counter()])
     start_s = float(arrived_s[0]) + HEAD_START_S
     recorded_s, sending = _play(script, messages, start_s)
+    # The shares of the whole iteration, except for the busy cores.
     usage = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
     # Whether sums and gathered elements are right is checked after the iteration, to cost no time in it.
     messages.check()
@@ -555,16 +600,19 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
         How cores were used from the first message to the last.
     """
     n_groups = len(script.ready_s)
+    # By group, the clock's seconds when the rank woke up with the gradients, had selected, and had
+    # posted.
     awake_s = np.empty(n_groups)
     selected_s = np.empty(n_groups)
     posted_s = np.empty(n_groups)
-    # The selections so far delay all that follows by this.
+    # The seconds of all selections so far, which delay all that follows.
     selecting_s = 0.0
+    # `sleep_until` returns when the rank really woke up.
     forward_end_s = sleep_until(start_s + script.forward_s)
     for group, planned_s in enumerate(script.ready_s):
         ready_s = start_s + planned_s + selecting_s
         awake_s[group] = sleep_until(ready_s)
-        # Without selection, a rank has selected when it wakes up.
+        # A dense group needs no selection, so that it counts as selected when the rank wakes up.
         selected_s[group] = awake_s[group]
         if script.selection_s:
             selecting_s += script.selection_s[group]
@@ -576,6 +624,7 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     waited_s, complete_s = messages.wait()
     sending = processor_usage(times_before, processor_times())
     end_s = sleep_until(waited_s + script.update_s)
+    # Four arrays of G times, and three single times.
     clock_s = np.hstack(
         [awake_s, selected_s, posted_s, complete_s, forward_end_s, waited_s, end_s]
     )
@@ -588,18 +637,19 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
 def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
     """Return the spans of all ranks, in seconds from the common start.
 
-    A span is a part of an iteration, such as the backward pass of a group. A collective begins right before
-    it is posted, or when the collective before it ends if that is later. The ``bytes`` of a collective are
-    those that a rank sends.
+    A span is a part of an iteration, such as the backward pass of a group. The span of a collective
+    begins right before it is posted, or when the collective before it ends if that is later. The
+    ``bytes`` of a collective are those that a rank sends.
 
     Parameters
     ----------
     script : Script
         The script of the case.
     ranks_s : ndarray, shape (ranks, 4 G + 3)
-        The times of each rank. For each of G groups: when the rank woke up with the gradients, when it had
-        selected, when it had posted the group, and when the collectives were complete. Then the ends of the
-        forward pass, of waiting and of the update.
+        The times of each rank in seconds. First come G times each, one for each group: when the
+        rank woke up with the gradients, when it had selected, when it had posted the group, and
+        when the collectives were complete. The last three are the ends of the forward pass, of
+        waiting and of the update.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
@@ -609,13 +659,17 @@ def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
 
 
 def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
-    """Yield the spans of one rank from its recorded times, shape (4 G + 3,), as in `make_timeline`."""
+    """Yield the spans of one rank from its recorded times, shape (4 G + 3,), as in `make_timeline`.
+
+    ``script`` is that of the rank.
+    """
     forward_end_s, waited_s, end_s = recorded_s[-3:].tolist()
-    # Four times for each group.
+    # A row of four times for each group.
     groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
     yield _span("forward", -1, 0.0, forward_end_s)
     backward_begin_s = forward_end_s
-    # When the collective before ended. Before the first one, the link is free from the start.
+    # When the collective before ended. For the first collective, the link is free from the common
+    # start on.
     link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, posted_s, complete_s = groups_s[group]
@@ -646,7 +700,8 @@ def _span(
 ) -> dict[str, Any]:
     """Return a row of table ``timeline``, without the columns of the rank and the case.
 
-    The group is -1 where a span belongs to no group. Bytes are 0 where it has none.
+    ``group`` is -1 for a span that belongs to no group of gradients. ``n_bytes`` is 0 for a span
+    without gradients.
     """
     return {
         "task": kind if group < 0 else f"{kind} {group}",
@@ -654,7 +709,7 @@ def _span(
         "stream": stream,
         "group": group,
         "start_s": start_s,
-        # No span has a negative length.
+        # No span has a negative length, even if its two times were noted in the wrong order.
         "end_s": max(start_s, end_s),
         "bytes": n_bytes,
     }
@@ -666,7 +721,10 @@ def _span(
 def append_iteration(
     out: Path, script: Script, repeat: int, ranks_s: Floats, usage: Usage
 ) -> None:
-    """Append an iteration to the file in ``out``: a line with its row, and its spans in the first round.
+    """Append an iteration to the file in ``out``, as one line of JSON.
+
+    The line holds the iteration's row of table ``runs``, and a list of its rows of table
+    ``timeline``, which is empty after the first round.
 
     Parameters
     ----------
@@ -675,7 +733,7 @@ def append_iteration(
     script : Script
         The script of the case.
     repeat : int
-        The round.
+        The number of the round, which counts from 0.
     ranks_s : ndarray, shape (ranks, 4 G + 3)
         The times of each rank, as in `make_timeline`.
     usage : Usage
@@ -683,7 +741,8 @@ def append_iteration(
     """
     # An iteration ends with the update of its slowest rank.
     iteration_s = float(ranks_s[:, -1].max())
-    # The last rank is the straggler, if there is one.
+    # The last rank is the straggler, if there is one. The slowest compute counts, without
+    # communication.
     last_rank = len(ranks_s) - 1
     compute_s = script.played_by(last_rank).compute_s
     row = {
@@ -711,7 +770,8 @@ def append_iteration(
 def keep_complete(out: Path) -> list[tuple[str, int]]:
     """Remove an incomplete last line, which a kill leaves, from the file of iterations in ``out``.
 
-    Returns the key of the case and the repeat of each iteration that the file holds.
+    If there is no file, an empty one is made. Returns the key of the case and the number of the
+    round of each iteration that the file holds.
     """
     text = _whole_lines(out)
     (out / ITERATIONS).write_text(text)
@@ -743,7 +803,11 @@ def read_replayed(out: Path, cases: Iterable[Case]) -> Replayed:
 
 
 def _whole_lines(out: Path) -> str:
-    """Return the whole lines of the file in ``out``, without half a line that a kill has left."""
+    """Return the whole lines of the file in ``out``, without half a line that a kill has left.
+
+    The text is empty if there is no file or no whole line.
+    """
     path = out / ITERATIONS
     text = path.read_text() if path.exists() else ""
+    # Without any end of a line, `rfind` returns -1.
     return text[: text.rfind("\n") + 1]

@@ -31,6 +31,9 @@ GROUP = 64  # elements whose maximum is taken at once: 256 bytes
 def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor:
     """Return the positions of the k largest elements, in any order.
 
+    The elements are compared in groups of equal size. Each of the k largest elements lies in one of
+    the k groups with the largest maxima, so that only these groups are searched.
+
     Parameters
     ----------
     magnitudes : Tensor, shape (d,)
@@ -38,7 +41,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     k : int
         How many to select, from 1 to d.
     refuse_nan : bool, optional
-        Whether NaN is looked for, for which the host waits for the device.
+        Whether NaN is looked for and refused. For this the host waits for the device.
 
     Returns
     -------
@@ -52,36 +55,40 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     """
     d = magnitudes.numel()
     # With few elements, torch.topk alone is as fast. Where many elements are selected, groups are small, and
-    # the best of them hold a large part of all elements.
+    # the k best of them hold a large part of all elements, so that little is saved.
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
-    # With groups of sqrt(d / k) elements, as many groups are compared, d / size, as elements remain in the k
-    # best groups, k x size. The size is rounded to a power of two.
+    # torch.topk sees the maxima of d / size groups, and later the k x size elements of the k best
+    # groups. Both numbers are equal for a size of sqrt(d / k), which is rounded to a power of two.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
-    # The elements that do not fill a last group are left over. All of them remain.
+    # The elements that do not fill a last group are left over. All of them stay in the search.
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
     left_over = magnitudes[n_groups * group_size :]
-    # The maximum of a group with NaN is NaN, so that its group is among the best.
+    # The maximum of a group with NaN is NaN, which counts as largest, so that this group is among
+    # the best.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
-    # Where the remaining elements are among all: a row for each of the best groups, then the left-overs.
+    # The positions of the remaining elements among all elements: first those of the best groups, as
+    # an array of shape (k, group_size), then those of the left-overs.
     inside = torch.arange(group_size, device=magnitudes.device)
     positions_in_best = (best_groups[:, None] * group_size + inside).flatten()
     left_over_positions = torch.arange(
         n_groups * group_size, d, device=magnitudes.device
     )
     positions = torch.cat([positions_in_best, left_over_positions])
+    # `_topk` returns positions among the remaining elements.
     return positions[_topk(remaining, k, refuse_nan)]
 
 
 def _topk(magnitudes: Tensor, k: int, refuse_nan: bool) -> Tensor:
-    """Return the positions of the k largest elements by torch.topk.
+    """Return the positions of the k largest elements by torch.topk, in any order.
 
-    Raises UserError for NaN if ``refuse_nan``.
+    Raises UserError if an element is NaN and ``refuse_nan`` is true.
     """
     values, positions = torch.topk(magnitudes, k, sorted=False)
-    # To torch.topk, NaN is larger than any number, so that it is among the values.
+    # To torch.topk, NaN is larger than any number, so that each NaN, up to k of them, is among the
+    # values.
     if refuse_nan and bool(values.isnan().any()):
         raise UserError(
             "cannot select the largest of elements: NaN among them has no order"
@@ -109,9 +116,10 @@ AT_ONCE = 2**22  # elements of the tensors that take turns
 def measure_selection(
     device: str, elements: int, densities: Sequence[float], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``selection``: the seconds of selecting from normal numbers in fp32.
+    """Return table ``selection``: the seconds of selecting the largest of normal numbers in fp32.
 
-    Caches are flushed before each sample. A sample is the mean over several tensors.
+    Caches are flushed before each sample. If tensors are small, a sample is the mean over several
+    of them.
 
     Parameters
     ----------
@@ -131,19 +139,25 @@ def measure_selection(
 def _selection_frames(
     device: str, elements: int, densities: Sequence[float], budget: Budget
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `measure_selection` for each density."""
+    """Yield the rows of `measure_selection`, a frame for each density.
+
+    A frame has a row for each of `WAYS` to find the largest elements and for each sample.
+    """
     with compute_on(f"selecting from {elements} elements on {device}", device) as place:
-        # A sample selects from several tensors in turn if they are small, to be long enough to be timed.
+        # A sample must be long enough to be timed. If tensors are small, it selects from several in
+        # turn, which have `AT_ONCE` elements together at most. There is at least one tensor.
         n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
         random = torch.Generator(place).manual_seed(0)
         magnitudes = torch.randn(n_tensors, elements, generator=random, device=place)
-        # The absolute values take the place of the numbers.
+        # The largest elements are those with the largest absolute values.
         magnitudes.abs_()
-        # Adding up as many numbers, of 4 bytes each, as the caches hold drives everything else out of them.
+        # To add up more numbers, of 4 bytes each, than the caches hold drives everything else out
+        # of them.
         cache_filler = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place)
         flush = cache_filler.sum
         for density in densities:
             k = selected(elements, density)
+            # By the name of the way, an action that the device's own clock times.
             actions = {
                 name: clock.timed(partial(_select_from_each, way, magnitudes, k), place)
                 for name, way in WAYS.items()
@@ -170,7 +184,7 @@ def _selection_frames(
 def _select_from_each(
     way: Callable[[Tensor, int], object], tensors: Tensor, k: int
 ) -> None:
-    """Select the k largest elements from each row of ``tensors``, one after the other."""
+    """Select the k largest elements from each row of ``tensors``, one row after the other."""
     for tensor in tensors:
         way(tensor, k)
 
@@ -178,10 +192,23 @@ def _select_from_each(
 def cases(
     device: str, brief: bool
 ) -> Iterator[tuple[str, Callable[[], pd.DataFrame], float]]:
-    """Yield the name, the measurement and the estimated seconds of each size of tensors, smallest first.
+    """Yield what is to be measured, for each size of tensors from the smallest to the largest.
 
-    A measurement returns table ``selection``. With ``brief``, few sizes and densities are measured for a
-    short time.
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    brief : bool
+        Whether few sizes and densities are measured, for a short time.
+
+    Yields
+    ------
+    name : str
+        The name of the table, such as "d1000" for 1000 elements.
+    measure : callable
+        Returns table ``selection``.
+    estimate_s : float
+        The expected seconds of the measurement.
     """
     if brief:
         sizes: Sequence[int] = (1_000, 8 * SMALL)
@@ -190,7 +217,8 @@ def cases(
     else:
         sizes = ELEMENTS
         densities = DENSITIES
-        # Kernels of a GPU take milliseconds, so that many repeats cost little there.
+        # On a GPU a selection takes milliseconds, so that many repeats cost little. The budget
+        # holds for each density.
         on_gpu = Budget(warmup=1, min_repeats=10, max_repeats=40, max_s=1.0)
         on_cpu = Budget(warmup=1, min_repeats=6, max_repeats=15, max_s=5.0)
         budget = on_gpu if device == "cuda" else on_cpu
@@ -226,7 +254,11 @@ class Group:
     values: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def parts(self, whole: Tensor) -> Iterator[tuple[str, nn.Parameter, Tensor]]:
-        """Yield the name and parameter of each tensor with its part of an (n,) tensor, in its own shape."""
+        """Yield the name and the parameter of each tensor, with its part of ``whole``, shape (n,).
+
+        The part is a view of ``whole`` in the shape of the parameter. The n elements are those of
+        all tensors of the group, one tensor after the other.
+        """
         sizes = [parameter.numel() for parameter in self.parameters.values()]
         parts = iter(whole.split(sizes))
         for name, parameter in self.parameters.items():
@@ -234,9 +266,10 @@ class Group:
 
     @torch.no_grad()
     def choose(self) -> None:
-        """Add the gradients to the residual, and take the k largest elements out of it.
+        """Add the gradients to the residual, and move its k largest elements into ``values``.
 
-        Raises UserError if a gradient is not finite.
+        The residual keeps what is not sent, and has 0 in their place. Raises UserError if a
+        gradient is not finite.
         """
         for name, parameter, part in self.parts(self.residual):
             # The part is a view, so that this changes the residual. An unused tensor has no gradient.
@@ -272,13 +305,13 @@ class PlayedExchange:
     def __init__(
         self, module: nn.Module, plan: FusionPlan, density: float, ranks: int
     ) -> None:
-        # In ready order, which is the reverse order of registration.
+        # In the order in which gradients become ready, which is the reverse order of registration.
         trained = [
             (name, parameter)
             for name, parameter in reversed([*module.named_parameters()])
             if parameter.requires_grad
         ]
-        # The groups of each rank, with their residuals.
+        # By rank, its groups of tensors. Each rank has residuals of its own.
         self.ranks: list[list[Group]] = []
         for _ in range(ranks):
             groups = [_group(dict(trained[part]), density) for part in plan.slices]
@@ -294,14 +327,16 @@ class PlayedExchange:
     @torch.no_grad()
     def finish(self) -> None:
         """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
-        # The groups of the ranks that belong together, which have the same tensors.
-        for group_of_ranks in zip(*self.ranks, strict=True):
-            # The ranks share the parameters, so that those of any rank do.
-            first = group_of_ranks[0]
+        # One group of tensors at a time, as each rank has it.
+        for same_group in zip(*self.ranks, strict=True):
+            # The ranks share the parameters, so that the parameters of the first rank are those of
+            # all.
+            first = same_group[0]
             total = torch.zeros_like(first.residual)
-            for group in group_of_ranks:
+            for group in same_group:
+                # Elements that a rank has not sent count as 0.
                 total.index_add_(0, group.positions, group.values)
-            for _, parameter, part in first.parts(total / len(group_of_ranks)):
+            for _, parameter, part in first.parts(total / len(same_group)):
                 # The part is a view of the whole group. The clone gives the gradient memory of its own.
                 parameter.grad = part.clone()
 

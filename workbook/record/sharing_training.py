@@ -68,10 +68,13 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 
 
 def sharing_settings(brief: bool) -> list[Setting]:
-    """Return the settings to compare.
+    """Return the settings of how gradients are sent that are to be compared.
 
-    First all messages have the same footprint. Then the last message alone has the largest footprint, and
-    all others have the smallest one. At last the all-reduce of 8 ranks is emulated.
+    A footprint is the blocks and threads that a message takes on the GPU, and its rate. In the
+    first settings, all messages of an iteration have the same footprint. Then come settings in
+    which the last message has the largest footprint, and all others have the smallest one. The last
+    setting emulates the all-reduce of 8 ranks. Each kind but the last is there without a limit of
+    the rate, and at a limited rate.
 
     Parameters
     ----------
@@ -80,6 +83,7 @@ def sharing_settings(brief: bool) -> list[Setting]:
     """
     settings = []
     for rate in RATES:
+        # The first pair of the grid is the smallest, and the last pair is the largest.
         for blocks, threads in GRID[:1] if brief else GRID:
             settings.append(Setting(Footprint(blocks, threads, rate)))
     for rate in RATES:
@@ -91,10 +95,10 @@ def sharing_settings(brief: bool) -> list[Setting]:
 
 
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
-    """Return how many chunks each block sends of each message.
+    """Return how many chunks each block of the stand-in sends of each message.
 
-    All blocks of a message send equally many whole chunks. The bytes by which a message exceeds its size are
-    credited to the messages after it.
+    All blocks of a message send equally many whole chunks. A message may therefore have more bytes
+    than it should. The messages after it have so many bytes less.
 
     Parameters
     ----------
@@ -108,7 +112,8 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     chunks = []
     sent_bytes = 0
     for total, bytes_of_round in zip(total_bytes, round_bytes, strict=True):
-        # There may be nothing left to send, because messages before this one sent too much.
+        # Rounds of one chunk per block, until the total is reached. Nothing may be left to send,
+        # because the messages before this one sent too much.
         rounds = max(0, int(np.ceil((total - sent_bytes) / bytes_of_round)))
         chunks.append(rounds)
         sent_bytes += rounds * bytes_of_round
@@ -120,7 +125,7 @@ class Incomplete(UserError):
 
 
 class Run:
-    """One iteration and the messages that are sent in it.
+    """One iteration and the messages that are sent in it, one for each bucket of gradients.
 
     Parameters
     ----------
@@ -136,9 +141,9 @@ class Run:
     footprints : list of Footprint
         The footprint of each message.
     chunks : list of int
-        The chunks of each block of each message.
+        For each message, how many chunks each of its blocks sends.
     n_bytes : int
-        The bytes of all messages.
+        The bytes that the rank sends of all messages together.
     records : list of Tensor
         What the kernel of each message writes down.
     marks : Marks
@@ -149,7 +154,9 @@ class Run:
         self, sizes: Sequence[int], setting: Setting, stand_in: GpuStandIn
     ) -> None:
         self.footprints = [setting.footprint] * (len(sizes) - 1)
+        # The last message may have a footprint of its own.
         self.footprints.append(setting.last or setting.footprint)
+        # In a round, each block of the message sends one chunk.
         round_bytes = [
             footprint.blocks * stand_in.chunk_bytes(footprint.threads)
             for footprint in self.footprints
@@ -158,6 +165,7 @@ class Run:
         all_reduce = COLLECTIVES["all_reduce"]
         wire_bytes = [all_reduce.wire_bytes(setting.ranks, size) for size in sizes]
         self.chunks = chunks_of_messages(wire_bytes, round_bytes)
+        # Each block sends as many chunks as there are rounds.
         self.n_bytes = int(np.dot(self.chunks, round_bytes))
         self.records = [
             stand_in.record(footprint.blocks) for footprint in self.footprints
@@ -167,8 +175,10 @@ class Run:
     def columns(self) -> dict[str, float]:
         """Return the columns of table ``sharing`` that follow from marks and records.
 
-        Raises Incomplete if a message was not sent completely.
+        These are the bytes, the rate, the times of communication and the share of them that was
+        hidden behind computing. Raises Incomplete if a message was not sent completely.
         """
+        # The seconds of each message, and how many chunks all its blocks have sent.
         messages_s, sent_chunks = zip(*map(read_message, self.records), strict=True)
         blocks = [footprint.blocks for footprint in self.footprints]
         expected_chunks = np.multiply(self.chunks, blocks)
@@ -178,9 +188,11 @@ class Run:
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
                 "ask for a higher rate"
             )
-        # The messages follow one another. The GPU's timer may see no time at all, by which bytes could not be
-        # divided.
+        # The messages follow one another, so that their times add up. The GPU's timer may see no
+        # time at all, by which bytes could not be divided.
         communication_s = max(TICK_S, sum(messages_s))
+        # The marks are the start, and the ends of the forward pass, the backward pass, waiting and
+        # the update.
         _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
         exposed_s = waited_s - backward_end_s
         return {
@@ -188,7 +200,8 @@ class Run:
             "bytes_per_s": self.n_bytes / communication_s,
             "communication_s": communication_s,
             "exposed_communication_s": exposed_s,
-            # Waiting may take longer than the messages. Then nothing of them was hidden.
+            # Waiting may take longer than the messages did. Then the share is 0, as nothing of them
+            # was hidden.
             "overlap_share": max(0.0, 1 - exposed_s / communication_s),
         }
 
@@ -201,7 +214,7 @@ class SendingTraining:
     training : Training
         The training.
     stand_in : GpuStandIn
-        What sends the gradients.
+        What sends the gradients: a kernel that loads the GPU as NCCL's does.
     sizes : list of int
         The bytes of each bucket, in the order in which the buckets leave.
     """
@@ -209,14 +222,17 @@ class SendingTraining:
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training = training
         self.stand_in = stand_in
-        # One iteration shows the order in which gradients become ready.
+        # One iteration shows the order in which gradients become ready, by the names of their
+        # tensors.
         ready: list[str] = []
-        # Nothing is done when a layer starts.
+        # The first function is called when a layer starts, and does nothing. The second one is
+        # called when a gradient is ready.
         with training.watched(lambda _: None, ready.append):
             training.iterate()
         parameters = dict(training.model.named_parameters())
         n_bytes = [parameters[tensor].nbytes for tensor in ready]
-        # The rule by which DDP makes buckets depends on sizes alone, so that all times may be 0.
+        # DDP's rule makes the buckets by sizes alone, so that the times of the forward pass and of
+        # all gradients may be 0.
         workload = Workload.from_arrays(0, [0] * len(ready), n_bytes)
         plan = ddp(workload)
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
@@ -230,9 +246,10 @@ class SendingTraining:
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
-        """Send gradients when they become ready, and have the update wait for them."""
+        """Send gradients when they are ready, and have the update wait, within the block."""
         handle = self.training.optimizer.register_step_pre_hook(self._wait)
         try:
+            # Nothing is done when a layer starts.
             with self.training.watched(lambda _: None, self._ready):
                 yield
         finally:
@@ -240,19 +257,21 @@ class SendingTraining:
 
     def iterate(self, setting: Setting) -> Run:
         """Do one iteration and return it. Must be called within `hooked`."""
-        # How many gradients of each bucket are not ready yet, and the bucket that leaves next.
+        # How many gradients of each bucket are not ready yet, and the number of the bucket that
+        # leaves next.
         self._missing = list(self._tensors)
         self._next = 0
         self._run = Run(self.sizes, setting, self.stand_in)
+        # `training` marks the start, the ends of both passes and the end. `_wait` adds the end of
+        # waiting.
         self.training.iterate(self._run.marks.mark)
         return self._run
 
     def _ready(self, tensor: str) -> None:
-        """Count a gradient as ready, and send all buckets that can now be sent.
+        """Count the gradient of a tensor as ready, and send all buckets that can now be sent.
 
-        Buckets are sent in their order. One that is complete waits for those before it.
+        Buckets are sent in their order. A bucket that is complete waits for the buckets before it.
         """
-        # How many gradients of its bucket are not ready yet.
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
             self.stand_in.send(
@@ -263,7 +282,10 @@ class SendingTraining:
             self._next += 1
 
     def _wait(self, *_: object) -> None:
-        """Wait for all messages before the update, as a hook of the optimizer."""
+        """Have the GPU wait for all messages before the update, and mark the end of the wait.
+
+        This is a hook of the optimizer, whose arguments are not used.
+        """
         self.stand_in.join()
         self._run.marks.mark()
 
@@ -273,11 +295,14 @@ def measure_sharing(
 ) -> pd.DataFrame:
     """Return table ``sharing`` of one network on a GPU: iterations without messages, and by each setting.
 
-    Column ``seconds`` has the times of iterations by the device's own clock. In rows of quantity "compute",
-    the messages have no bytes. There are as many messages, so that the host issues the same calls. Column
-    ``communication_s`` has the time in which messages were under way, and ``exposed_communication_s`` the
-    time from the end of the backward pass to the update. ``overlap_share`` is the share of
-    ``communication_s`` that is not exposed.
+    A setting says how gradients are sent by the stand-in, a kernel that loads the GPU as NCCL's
+    does.
+
+    Column ``seconds`` has the times of iterations by the device's own clock. In rows of quantity
+    "compute", the messages have no bytes. There are as many of them as in other rows, so that the
+    host issues the same calls. Column ``communication_s`` has the time in which messages were under
+    way, and ``exposed_communication_s`` the time from the end of the backward pass to the update.
+    ``overlap_share`` is the share of ``communication_s`` that is not exposed.
     """
     with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as place:
         training = known(network, batch, place, PRECISION)
@@ -293,8 +318,9 @@ def measure_sending(
 ) -> pd.DataFrame:
     """Return the rows of `measure_sharing` without the columns that name the training.
 
-    Iterations with a message that was not sent completely are left out, and so are settings under which
-    the host needs most of an iteration to issue it, because their times are those of the host.
+    Iterations with a message that was not sent completely are left out. Settings under which the
+    host needs most of an iteration to issue it are also left out, because their times are those of
+    the host.
 
     Parameters
     ----------
@@ -319,6 +345,7 @@ def measure_sending(
     UserError
         If nothing is left of any setting.
     """
+    # By setting, all its iterations, and the seconds in which the host issued each of them.
     runs: dict[Setting, list[Run]] = {setting: [] for setting in (EMPTY, *compared)}
     issued_s: dict[Setting, list[float]] = {setting: [] for setting in runs}
 
@@ -335,6 +362,7 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
+    # A CPU computes as the host issues, so that the host does not hold it up.
     on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():
@@ -356,7 +384,7 @@ def measure_sending(
 
 
 def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -> bool:
-    """Return whether the host needs most of an iteration to issue it, and say so.
+    """Return whether the host needs most of an iteration to issue it. If so, a message says it.
 
     Parameters
     ----------
@@ -370,8 +398,11 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
     Raises
     ------
     Unavailable
-        If nothing was sent: no setting can then be compared with computing alone.
+        If the setting is `EMPTY` and the host needs most of an iteration. No setting can then be
+        compared with computing alone.
     """
+    # The typical time of issuing over the typical time of the GPU. Above `HOST_BOUND`, the GPU
+    # waits for the host.
     share = float(np.median(issue_s) / np.median(seconds))
     if share <= HOST_BOUND:
         return False
@@ -383,7 +414,7 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
 
 
 def _none_sent(setting: Setting, seconds: Floats) -> pd.DataFrame:
-    """Return the rows of iterations without messages."""
+    """Return the rows of iterations whose messages have no bytes, one for each of ``seconds``."""
     columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
     return clock.sample_rows(columns, seconds)
 
@@ -392,6 +423,8 @@ def _sent_rows(
     sending: SendingTraining, setting: Setting, runs: Sequence[Run], seconds: Floats
 ) -> pd.DataFrame:
     """Return the rows of iterations whose messages were sent completely.
+
+    A message says which iterations are left out. The frame is empty if none is left.
 
     Parameters
     ----------
@@ -404,7 +437,7 @@ def _sent_rows(
     seconds : ndarray, shape (rounds,)
         Their times by the device's own clock.
     """
-    # The columns that say what the stand-in takes.
+    # The columns that say what a message of the stand-in takes. The last message may take more.
     taken = sending.stand_in.columns(setting.footprint)
     columns = {
         **_NONE,
@@ -416,8 +449,8 @@ def _sent_rows(
         "buckets": len(sending.sizes),
     }
     sent = []
-    # A sample has the number of its round, by which settings are compared. The numbers therefore have gaps
-    # where an iteration is left out.
+    # A sample has the number of its round. Settings are compared within rounds. The numbers
+    # therefore have gaps where an iteration is left out.
     for number, (run, taken_s) in enumerate(zip(runs, seconds, strict=True)):
         try:
             of_run = run.columns()

@@ -33,9 +33,12 @@ DRIFT_BUDGET = Budget(warmup=3, min_repeats=10, max_repeats=20, max_s=2.0)
 def measure_peaks(
     device: str, precisions: Sequence[str], sides: Sequence[int], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``peaks``: products of square matrices of random numbers, 2 side^3 FLOPs each.
+    """Return table ``peaks`` with times of products of square matrices of random numbers.
 
-    Every precision is measured at every side.
+    A product has 2 side^3 FLOPs.
+
+    Every precision ("fp32", "tf32" or "bf16") is measured at every side, each for the time of the
+    budget.
     """
     frames = []
     for precision, side in itertools.product(precisions, sides):
@@ -55,7 +58,8 @@ def product_s(
 ) -> Floats:
     """Return the seconds of one product of square matrices, shape (repeats,).
 
-    A sample is the mean over several sets of matrices, which together exceed the caches if the side is large.
+    A sample is the mean over several sets of matrices. If the side is large, the sets together
+    exceed the caches, so that the matrices come from memory.
 
     Parameters
     ----------
@@ -64,15 +68,16 @@ def product_s(
     precision : str
         "fp32", "tf32" or "bf16".
     side : int
-        The side of the matrices.
+        The number of rows and columns of the matrices.
     budget : Budget
         How long to measure.
     """
+    # tf32 is a way of computing with numbers of fp32, which `compute_on` switches on.
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # Two matrices and their product.
     set_bytes = 3 * side * side * dtype.itemsize
-    # With at least two sets, a product never takes the operands of the product before it. With at most
-    # `MOST_SETS`, small matrices all stay in the caches.
+    # As many sets as exceed the caches. With at least two sets, a product never takes the operands
+    # of the product before it. With at most `MOST_SETS`, small matrices all stay in the caches.
     n_sets = min(MOST_SETS, max(2, math.ceil(CACHE_BYTES / set_bytes)))
     what = f"{n_sets} x 3 matrices of {side} x {side} on {device}"
     with compute_on(what, device, precision):
@@ -88,12 +93,15 @@ def product_s(
 
 
 def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.DataFrame:
-    """Return table ``drift``: one product in fp32 and one copy in memory, the same at every ``moment``.
+    """Return table ``drift``: times of a product in fp32 and of a copy in memory.
+
+    The same work is timed at the start and at the end of a session, to show whether the machine
+    changes its speed.
 
     Parameters
     ----------
     moment : str
-        "start" or "end" of a session, as a column of the table.
+        "start" or "end" of the session, which becomes a column of the table.
     device : str
         "cpu" or "cuda".
     side : int
@@ -138,7 +146,9 @@ def pillow() -> Any:
 
 
 def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
-    """Write JPEG files onto the disk and return their paths. The files are the same at every call.
+    """Write JPEG files onto the disk and return their paths.
+
+    The same arguments give the same files.
 
     Parameters
     ----------
@@ -151,14 +161,16 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     """
     width, height = shape
     random = np.random.default_rng(0)
-    # A few pictures are enough, because each file is read and decoded on its own, even if it repeats another.
+    # A few pictures are enough, because each file is read and decoded by itself, even if it repeats
+    # another file.
     small_pictures, _ = drawn.draw_pictures(min(count, DISTINCT), seed=0)
     pictures = []
     for small in small_pictures:
-        # Pillow takes (height, width, colours).
+        # The drawn picture has shape (colours, height, width), and Pillow takes (height, width,
+        # colours).
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
-        # Enlarged drawings are smoother than photographs. The noise makes JPEG files of them about twice as
-        # large.
+        # Enlarged drawings are smoother than photographs. Noise, which is the same for all colours
+        # of a pixel, makes the JPEG files about twice as large.
         grain = GRAIN * random.standard_normal((height, width, 1), np.float32)
         grainy = np.clip(np.asarray(large) + grain, 0, 255)
         pictures.append(pillow().fromarray(grainy.astype(np.uint8)))
@@ -167,13 +179,17 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
         with open(path, "wb") as file:
             pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
             file.flush()
-            # The kernel cannot drop from its page cache what it still has to write.
+            # The file is written to the disk now. The operating system could not drop it from its
+            # page cache before.
             os.fsync(file.fileno())
     return paths
 
 
 def decoded(content: bytes, side: int) -> torch.Tensor:
-    """Return a JPEG file's picture as numbers about 0 with a deviation of about 1, shape (3, side, side)."""
+    """Return the picture in the content of a JPEG file, shape (3, side, side).
+
+    The numbers have a mean of about 0 and a deviation of about 1.
+    """
     picture = pillow().open(io.BytesIO(content)).convert("RGB").resize((side, side))
     numbers = np.asarray(picture).transpose(2, 0, 1).astype(np.float32)
     # Bytes from 0 to 255 become numbers from -2 to about 2.
@@ -183,10 +199,11 @@ def decoded(content: bytes, side: int) -> torch.Tensor:
 def measure_inputs(
     directory: Path, shape: tuple[int, int], batch: int, side: int, budget: Budget
 ) -> Tables:
-    """Return table ``inputs``: the seconds in which a batch is decoded on one core, and read from the disk.
+    """Return table ``inputs`` with the seconds in which a batch of pictures is decoded, and read.
 
-    Before a batch is read, the kernel drops its files, and the kernel counts what it reads from the disk. The
-    host of a virtual machine may nevertheless hold the files in memory.
+    One core decodes. Before a batch is read, the operating system drops its files from memory, and
+    it counts what it reads from the disk. The host of a virtual machine may nevertheless hold the
+    files in memory.
 
     Parameters
     ----------
@@ -197,10 +214,16 @@ def measure_inputs(
     batch : int
         The pictures of a batch.
     side : int
-        The side of the decoded pictures.
+        The side to which decoded pictures are resized, in pixels.
     budget : Budget
-        How long to measure.
+        How long to measure decoding, and again reading.
+
+    Returns
+    -------
+    dict of DataFrame
+        The table by its schema.
     """
+    # The files are removed at the end.
     with scratch(directory) as folder:
         frames = _input_frames(stored(folder, shape, batch), side, budget)
         return {"inputs": all_or_partial("inputs", frames)}
@@ -218,9 +241,9 @@ def _input_frames(
     paths : sequence of Path
         The JPEG files of one batch.
     side : int
-        The side of the decoded pictures.
+        The side to which decoded pictures are resized, in pixels.
     budget : Budget
-        How long to measure decoding, and reading.
+        How long to measure decoding, and again reading.
     """
     contents = [path.read_bytes() for path in paths]
     n_bytes = sum(map(len, contents))
@@ -241,9 +264,10 @@ def _input_frames(
     decoding = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
     yield clock.sample_rows({**labels, **decoding}, seconds)
     seconds, disk_bytes = _cold_reads(paths, budget)
+    # By sample, the share of the files' bytes that came from the disk.
     from_disk = disk_bytes / n_bytes
-    # The kernel reads whole blocks, and so at least as many bytes as the files have. With fewer bytes, some
-    # of the files came from its page cache.
+    # The operating system reads whole blocks, and so at least as many bytes as the files have. With
+    # fewer bytes, some of the files came from its page cache.
     if from_disk.min() < 1:
         raise Unavailable(
             f"no cold reads: {from_disk.min():.0%} of a dropped file came from the disk"
@@ -253,7 +277,9 @@ def _input_frames(
 
 
 def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
-    """Read files that the kernel has dropped from its page cache.
+    """Time the reading of files that the operating system has dropped from its page cache.
+
+    Raises Unavailable if the system cannot drop a file.
 
     Returns
     -------
@@ -269,24 +295,27 @@ def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
     disk_bytes: list[float] = []
 
     def read_all() -> None:
-        # The kernel counts what it reads from disks, and not what it takes from its page cache.
+        # The operating system counts the blocks that it reads from disks, and not those that it
+        # takes from its page cache.
         blocks_before = _blocks_read()
         for path in paths:
             path.read_bytes()
         disk_bytes.append((_blocks_read() - blocks_before) * BLOCK_BYTES)
 
+    # Before each sample the files are dropped, which does not count.
     seconds = clock.measure(read_all, budget, setup=partial(_forget, paths))
     # Reads of the warm-up come first, and are no samples.
     return seconds, np.array(disk_bytes[-len(seconds) :])
 
 
 def _forget(paths: Sequence[Path]) -> None:
-    """Have the kernel drop these files from its page cache."""
+    """Have the operating system drop these files from its page cache."""
     for path in paths:
         with open(path, "rb", buffering=0) as file:
+            # From the first byte on. A length of 0 stands for all bytes to the end.
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _blocks_read() -> int:
-    """Return how many blocks of `BLOCK_BYTES` this process has had read from disks."""
+    """Return how many blocks of `BLOCK_BYTES` were read from disks for this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock

@@ -64,7 +64,10 @@ _NS = 1e9
 
 
 def nccl_threads(asked: int) -> int:
-    """Return how many threads a block has if NCCL is asked for ``asked``. NCCL adds a warp of its own."""
+    """Return how many threads a block has if NCCL is asked for ``asked``.
+
+    NCCL adds a warp of its own, and keeps to the range from `FEWEST_THREADS` to `MOST_THREADS`.
+    """
     return min(MOST_THREADS, max(FEWEST_THREADS, asked + WARP))
 
 
@@ -75,7 +78,7 @@ class Footprint:
     Attributes
     ----------
     blocks, threads : int
-        The blocks, and the threads of each block that NCCL is asked for.
+        The blocks, and the threads of each block that NCCL is asked for. `nccl_threads` are taken.
     bytes_per_s : float
         The rate of all blocks together in bytes/s, or 0 for no limit.
     """
@@ -87,16 +90,16 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What was sent around a computation.
+    """What was sent by communication next to a computation.
 
     Attributes
     ----------
     begins_s, ends_s : sequence of float
-        When each block of the communication began and ended, in seconds.
+        When each block or stream of the communication began and ended, in seconds.
     opened_s, closed_s : float
         When the computation began and ended, by the same clock.
     sent_bytes : float
-        The bytes that were sent in between.
+        The bytes that were sent while the computation ran.
     """
 
     begins_s: Sequence[float]
@@ -108,12 +111,13 @@ class Traffic:
     @property
     def overlap_share(self) -> float:
         """Return the share of the computation's time in which every block of the communication ran."""
-        # Nothing communicates while a computation runs alone.
+        # Nothing communicates while a computation runs alone. There are then no blocks.
         if not len(self.begins_s):
             return 0.0
         overlap_begin_s = max(self.opened_s, *self.begins_s)
         overlap_end_s = min(self.closed_s, *self.ends_s)
-        # Negative if a block ended before the computation or another block began.
+        # The overlap is negative if a block ended before the computation began, or before another
+        # block did.
         overlap_s = overlap_end_s - overlap_begin_s
         return max(0.0, overlap_s / (self.closed_s - self.opened_s))
 
@@ -128,26 +132,37 @@ Passage = tuple[Marks, Callable[[], Traffic]]
 
 
 class GpuStandIn:
-    """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own."""
+    """The CUDA C++ kernel of standin.cu, on torch's current GPU and in a stream of its own.
 
-    chances = 3  # the first try loads the kernel, which then takes turns with others
+    It takes the resources of NCCL's kernel, and adds two buffers of ``buffer_bytes`` each into a
+    third one.
+    """
+
+    # How often a run beside a computation is tried. The first try loads the kernel, which then
+    # takes turns with other kernels.
+    chances = 3
     labels: Mapping[str, Any] = {"ranks": 1}
 
     def __init__(self, buffer_bytes: int = BUFFER_BYTES) -> None:
-        # Makes torch's context the current one, to which modules belong.
+        # The call makes torch's CUDA context the current one, into which the driver loads modules.
         torch.cuda.synchronize()
         gpu = torch.cuda.get_device_properties(torch.cuda.current_device())
+        # The compiled kernels.
         image = cubin(f"sm_{gpu.major}{gpu.minor}")
         module = c_void_p()
         _driver("cuModuleLoadData", byref(module), c_char_p(image))
-        # The most shared memory of a block. Where torch does not tell it, 48 KiB, which every block may have.
+        # The most shared memory that a block may ask for. Where torch does not tell, it is 48 KiB,
+        # which a block may have on every GPU.
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
         self._shared_bytes = min(SHARED_BYTES, most_bytes)
         # GPUs have clusters from Hopper on.
         self._has_clusters = gpu.major >= 9
         self._send = CudaFunction(module, "standin", self._shared_bytes)
+        # The gate is a second kernel, in the stream of a computation. It waits for the first kernel
+        # to run, ends it, and notes the time.
         self._gate = CudaFunction(module, "gate")
-        # The kernel loads 16 bytes at a time, 4 numbers of float32, so that a buffer has a multiple of these.
+        # The kernel loads 16 bytes at a time, which are 4 numbers of float32. A buffer has a
+        # multiple of 4 numbers.
         elements = buffer_bytes // 16 * 4
         self.a, self.b, self.c = torch.randn(3, elements, device="cuda")
         self._stream = torch.cuda.Stream()
@@ -170,33 +185,37 @@ class GpuStandIn:
         }
 
     def _cluster(self, blocks: int) -> int:
-        """Return how many blocks form a cluster, as in NCCL."""
+        """Return how many of these blocks form a cluster, as in NCCL. 1 stands for none."""
         if self._has_clusters and blocks % CLUSTER == 0:
             return CLUSTER
         return 1
 
     def chunk_bytes(self, threads: int) -> int:
-        """Return the bytes that a block sums at a time if ``threads`` are asked for."""
+        """Return the bytes of a chunk, which a block sums at a time, by the threads asked for."""
+        # Each thread sums `UNROLL` loads of 16 bytes.
         return 16 * UNROLL * nccl_threads(threads)
 
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
-        """Put the kernel into its stream.
+        """Put the kernel into its stream, after all work of torch's current stream so far.
 
         Parameters
         ----------
         footprint : Footprint
             What the kernel takes.
         chunks : int
-            The chunks after which each block ends.
+            The number of chunks after which each block ends.
         record : Tensor, shape (6 + 3 blocks,)
-            What the kernel writes down. A flag in the record ends the kernel, too.
+            Where the kernel writes down its times and chunks, as `record` makes it. A gate can set
+            a flag in the record, which ends the kernel, too.
         """
         chunk_bytes = self.chunk_bytes(footprint.threads)
         chunks_in_buffer = self.c.nbytes // chunk_bytes
+        # A time of 0 for each chunk means no limit of the rate.
         chunk_ns = 0.0
         if footprint.bytes_per_s:
-            # In this time each block sums a chunk. With 0, the rate has no limit.
+            # In this time each block sums a chunk, so that all blocks together have the rate.
             chunk_ns = _NS * chunk_bytes * footprint.blocks / footprint.bytes_per_s
+        # A kernel that nobody stops ends by itself after this time.
         longest_ns = int(LONGEST_S * _NS)
         # In the order of the kernel's parameters.
         arguments = [
@@ -228,7 +247,8 @@ class GpuStandIn:
         footprint : Footprint or None
             What communicates. With None, the computation runs alone.
         compute : callable
-            The computation, which must have run before.
+            The computation, which must have run before. The first run loads and allocates, which
+            waits for the end of the kernel.
 
         Returns
         -------
@@ -244,13 +264,16 @@ class GpuStandIn:
             # So many chunks are never sent. The gate ends the kernel before.
             self.send(footprint, 2**63 - 1, record)
         else:
+            # The gates only note the times of the computation. Nothing is sent, and no block is
+            # waited for.
             blocks = 0
             chunk_bytes = 0
             record = self.record(0)
         marks = Marks("cuda")
-        # A gate takes where in the record it writes the time, the blocks that it waits for, how long it waits
-        # at least and at most, and whether it ends the kernel (1) or not (0). The first gate waits until all
-        # blocks run, and the second one ends them.
+        # A gate is a kernel of one thread. Its arguments are the record, the position in the record
+        # for the time, the number of blocks that it waits for, the nanoseconds for which it waits
+        # at least and at most, and whether it ends the blocks (1) or not (0). The first gate waits
+        # until all blocks run. The second one ends them.
         self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
@@ -263,19 +286,35 @@ class GpuStandIn:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def record(self, blocks: int) -> torch.Tensor:
-        """Return (6 + 3 blocks,) zeros for what the kernel writes down, as in the source."""
+        """Return zeros of shape (6 + 3 blocks,), for what the kernel and the gates write down.
+
+        There are six whole numbers of the gates, then the begins, the ends and the chunks of all
+        blocks.
+        """
         return torch.zeros(_HEAD + 3 * blocks, dtype=torch.int64, device="cuda")
 
 
 def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
-    """Return what a record holds once the computation is over, in seconds since the computation began."""
-    # In the order in which standin.cu writes them.
+    """Return what a record holds once the computation is over.
+
+    Times are in seconds since the computation began.
+
+    Parameters
+    ----------
+    record : Tensor, shape (6 + 3 blocks,)
+        What the kernel and the gates have written down.
+    chunk_bytes : int
+        The bytes of a chunk. They do not matter without blocks.
+    """
+    # The times of the gates before and after the computation, each followed by the chunks sent
+    # until then.
     words = record.tolist()
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
-    # Of all blocks: begins and ends in nanoseconds of the GPU's global timer, and chunks.
+    # Three rows with a number for each block: begins and ends in nanoseconds of the GPU's global
+    # timer, and chunks.
     blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
-    # The opening is subtracted while all are whole numbers, because a double does not hold the timer's many
-    # digits to a nanosecond.
+    # The begin of the computation is subtracted while all times are whole numbers, because a double
+    # does not hold the timer's many digits to a nanosecond.
     begins_s, ends_s = (blocks[:2] - opened_ns) / _NS
     return Traffic(
         begins_s,
@@ -288,7 +327,11 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
 
 
 def read_message(record: torch.Tensor) -> tuple[float, int]:
-    """Return the seconds of a message, from its first block's begin to its last block's end, and chunks."""
+    """Return the seconds of a message, and how many chunks all its blocks have sent.
+
+    The message lasts from the begin of its first block to the end of its last block.
+    """
+    # After the head, the record has three rows with a number for each block.
     begins_ns, ends_ns, chunks = np.reshape(record.tolist()[_HEAD:], (3, -1))
     message_s = int(ends_ns.max() - begins_ns.min()) / _NS
     return message_s, int(chunks.sum())
@@ -327,7 +370,7 @@ class _Launch(ctypes.Structure):
 
 
 class CudaFunction:
-    """A function on the current GPU.
+    """A function of CUDA C++ on the current GPU, a kernel.
 
     Parameters
     ----------
@@ -349,6 +392,7 @@ class CudaFunction:
         self._shared_bytes = shared_bytes
         function_name = c_char_p(name.encode())
         _driver("cuModuleGetFunction", byref(self._function), module, function_name)
+        # The driver writes its results into variables of C.
         registers = c_int()
         _driver("cuFuncGetAttribute", byref(registers), _REGISTERS, self._function)
         # Without this call, a block may have no more than 48 KiB.
@@ -367,18 +411,22 @@ class CudaFunction:
         blocks, threads : int
             The blocks, and the threads of each block.
         arguments : sequence of Tensor, int or float
-            Tensors go as addresses, and must live until the function has ended. Whole numbers go as 64 bits
-            without sign.
+            The arguments of the function. Tensors go as addresses, and must live until the function
+            has ended. Whole numbers go as 64 bits without sign, and others as doubles.
         cluster : int, optional
-            How many blocks form a cluster. The blocks of a cluster are spread over its processors.
+            How many blocks form a cluster, or 1 for no clusters. The blocks of a cluster are spread
+            over its processors.
         """
+        # The first attribute is the shape of a cluster, and the second one says how its blocks are
+        # scheduled.
         attributes = (_Attribute * 2)()
         attributes[0].id = _CLUSTER
         attributes[0].value[:3] = (cluster, 1, 1)
         attributes[1].id = _CLUSTER_POLICY
         attributes[1].value[0] = _SPREAD
-        # Without clusters, both attributes mean nothing. GPUs before Hopper would refuse them.
+        # Without clusters no attribute is passed. GPUs before Hopper would refuse both.
         n_attributes = len(attributes) if cluster > 1 else 0
+        # In the order of the fields of CUlaunchConfig.
         configuration = _Launch(
             (blocks, 1, 1),
             (threads, 1, 1),
@@ -387,6 +435,8 @@ class CudaFunction:
             attributes,
             n_attributes,
         )
+        # The driver takes the address of each argument, and reads the arguments before the call
+        # returns.
         values = [_c_value(argument) for argument in arguments]
         addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
         # The last argument would be another way to pass the arguments of the function.
@@ -396,7 +446,7 @@ class CudaFunction:
 
 
 def _c_value(argument: torch.Tensor | int | float) -> Any:
-    """Return an argument of a CUDA function as a value of C."""
+    """Return an argument of a CUDA function as an address, a whole number or a double of C."""
     if isinstance(argument, torch.Tensor):
         return c_void_p(argument.data_ptr())
     if isinstance(argument, int):
@@ -406,16 +456,18 @@ def _c_value(argument: torch.Tensor | int | float) -> Any:
 
 @functools.cache
 def cubin(architecture: str) -> bytes:
-    """Return the compiled source for an architecture such as "sm_90".
+    """Return the kernels of standin.cu, compiled for an architecture such as "sm_90".
 
     Raises UserError with the compiler's first error if the source does not compile.
     """
+    # NVIDIA's compiler as a library, whose functions return 0 if all went well.
     nvrtc = _nvrtc()
     program = c_void_p()
     options = [f"--gpu-architecture={architecture}", *OPTIONS]
     c_options = (c_char_p * len(options))(*(option.encode() for option in options))
     source = c_char_p(SOURCE.encode())
     name = c_char_p(b"ddlkit.cu")
+    # The program includes no headers, for which 0 and two times None stand.
     nvrtc.nvrtcCreateProgram(byref(program), source, name, 0, None, None)
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)
@@ -430,7 +482,11 @@ def cubin(architecture: str) -> bytes:
 
 
 def _fetch(nvrtc: ctypes.CDLL, program: c_void_p, what: str) -> Any:
-    """Return an output of a compilation, "ProgramLog" or "CUBIN", as an array of bytes."""
+    """Return an output of a compilation, "ProgramLog" or "CUBIN", as an array of bytes.
+
+    The compiler has a function for the size of each output, and one that writes it into memory of
+    that size.
+    """
     size = c_size_t()
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, byref(size))
     data = (c_char * size.value)()
@@ -439,7 +495,11 @@ def _fetch(nvrtc: ctypes.CDLL, program: c_void_p, what: str) -> Any:
 
 
 def in_wheels(pattern: str) -> list[Path]:
-    """Return the files that NVIDIA's wheels have installed and that match a pattern."""
+    """Return the files that NVIDIA's wheels have installed and that match a glob pattern.
+
+    The list is empty if no such wheel is installed.
+    """
+    # The wheels share the package "nvidia", which may lie in several folders.
     wheels = importlib.util.find_spec("nvidia")
     if wheels is None or not wheels.submodule_search_locations:
         return []
@@ -451,11 +511,13 @@ def in_wheels(pattern: str) -> list[Path]:
 
 @functools.cache
 def _nvrtc() -> ctypes.CDLL:
-    """Return NVRTC of torch's CUDA version, NVIDIA's compiler as a library.
+    """Return NVRTC, which is NVIDIA's compiler as a library, of torch's CUDA version.
 
-    It is looked for in wheels, then in torch itself, and then where the loader finds it.
+    NVRTC is looked for in NVIDIA's wheels, then in torch itself, and then where the loader of the
+    system finds it. Raises UserError if there is none.
     """
-    # Where torch was built without CUDA, any version will do, which the pattern "*" finds.
+    # The major version. Where torch was built without CUDA, any version will do, which the pattern
+    # "*" finds.
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
@@ -466,7 +528,7 @@ def _nvrtc() -> ctypes.CDLL:
             for builtins in path.parent.glob("libnvrtc-builtins.so*"):
                 ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
-    # The loader knows no patterns, so that of any version it looks for the name without a version.
+    # The loader knows no patterns. If any version will do, it gets the name without a version.
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
     raise UserError(
@@ -477,6 +539,7 @@ def _nvrtc() -> ctypes.CDLL:
 def _driver(call: str, *arguments: object) -> None:
     """Call a function of the CUDA driver. Raises UserError with the driver's words if the call fails."""
     library = _libcuda()
+    # 0 if all went well.
     status = getattr(library, call)(*arguments)
     if status:
         words = c_char_p()

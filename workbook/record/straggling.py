@@ -119,8 +119,9 @@ class Injection:
     layer: int | None = None
 
     def total_s(self, layers: int) -> float:
-        """Return the seconds of the delay in one iteration of so many layers."""
-        # Batches are loaded, and parameters are updated, once in an iteration.
+        """Return the seconds of the delay in one iteration of a model with so many layers."""
+        # Batches are loaded, and parameters are updated, once in an iteration. Other phases have
+        # each layer once.
         happens_once = self.phase in ("input", "update")
         if happens_once or self.layer is not None:
             return self.seconds
@@ -188,7 +189,7 @@ class Scenario:
     remedy: Remedy | None
 
     def with_remedy(self) -> Scenario:
-        """Return the scenario after its remedy, which is unchanged if it has none."""
+        """Return the scenario after its remedy, or the scenario itself if it has none."""
         if self.remedy is None:
             return self
         # A remedy changes the links, the size of the buckets, or both.
@@ -201,10 +202,12 @@ class Scenario:
 
     def members(self) -> Ranks:
         """Return the ranks, between which there is the scenario's link."""
+        # Without a link of a lab, the ranks meet over the machine's loopback interface.
         if self.link is None:
             return Ranks(self.ranks, Loopback, {"backend": "gloo"})
         rate_bits_per_s = units.parse_bits_per_s(self.link.rate)
         delay_s = units.parse_seconds(self.link.delay)
+        # The second result is the name of a table, which is not needed.
         members, _ = ranks_in_lab(self.ranks, rate_bits_per_s, delay_s)
         return members
 
@@ -216,13 +219,17 @@ def scenarios() -> dict[str, Scenario]:
 
 
 def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
-    """Return a scenario from its fields in the file."""
+    """Return a scenario from its fields in the file.
+
+    Only the fields ``ranks`` and ``model`` are required.
+    """
     injections = []
     for delay in fields.get("inject", []):
         injection = Injection(
             rank=delay["rank"],
             phase=delay["phase"],
             seconds=delay["seconds"],
+            # Without this field the delay is on all layers.
             layer=delay.get("layer"),
         )
         injections.append(injection)
@@ -230,7 +237,7 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
     right = None
     if "right" in fields:
         right = Right(rank=fields["right"]["rank"], phase=fields["right"]["phase"])
-    # What the remedy does not name stays as it is.
+    # What the remedy does not name is None and stays as it is.
     remedy = None
     if "remedy" in fields:
         remedy = Remedy(
@@ -251,7 +258,7 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
 
 
 def _link(fields: Mapping[str, Any]) -> Link | None:
-    """Return the links that some fields of the file name, or None for loopback."""
+    """Return the links that the fields of a scenario or of its remedy name, or None without any."""
     if "link" not in fields:
         return None
     return Link(rate=fields["link"]["rate"], delay=fields["link"].get("delay", "0s"))
@@ -287,14 +294,14 @@ class StragglingSettings:
 
 @job(StragglingSettings)
 def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
-    """Train the model of a scenario, and write what the profiler saw of this rank.
+    """Train the model of a scenario with its delays, and write the trace of this rank.
 
     Parameters
     ----------
     me : Rank
         This rank.
     settings : StragglingSettings
-        The scenario.
+        The scenario, and the directory of the traces.
 
     Yields
     ------
@@ -303,6 +310,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
     """
     # The ranks share few cores, so that each computes by one thread.
     torch.set_num_threads(1)
+    # All ranks draw the same parameters.
     torch.manual_seed(0)
     scenario = settings.scenario
     shape = MODELS[scenario.model]
@@ -314,11 +322,13 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
         process_group=process_group_of_users(me),
     )
     optimizer = SleepingSGD(ddp.parameters(), delays)
-    # The data set yields whole batches, which the loader shall not put together once more.
+    # An item of the data set is a whole batch. With None, the loader does not put several items
+    # together.
     loader = DataLoader(Batches(shape, delays), batch_size=None)
     batches = iter(loader)
 
     def iterate(number: int) -> None:
+        # Delays depend on whether the number of the iteration is odd.
         delays.iteration = number
         loss = ddp(next(batches)).sum()
         loss.backward()
@@ -333,7 +343,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
 
 
 class Delays:
-    """How much longer than usual a rank takes.
+    """How much longer than usual a rank takes, by the delays and the random jitter of a scenario.
 
     Parameters
     ----------
@@ -352,13 +362,22 @@ class Delays:
         self.iteration = 0
         self._own = [delay for delay in scenario.inject if delay.rank == rank]
         self._jitter_s = scenario.jitter_s
+        # Each rank draws other random delays.
         self._random = np.random.default_rng(rank)
 
     def seconds(self, phase: str, layer: int | None = None) -> float:
         """Return the delay of a phase, or of one layer in this phase, in seconds.
 
-        Iterations of an even number compute the delay as well, and leave it out. Otherwise
-        this computation would make those of an odd number longer on every rank.
+        In iterations of an even number the result is 0, but the delay is computed as well.
+        Otherwise the computation itself would make iterations of an odd number longer, on every
+        rank.
+
+        Parameters
+        ----------
+        phase : str
+            "input", "forward", "backward" or "update".
+        layer : int or None, optional
+            The layer, which counts from the input. None for a phase that has no layers.
         """
         total_s = 0.0
         for delay in self._own:
@@ -375,7 +394,7 @@ class Delays:
 
 
 class Pause(torch.autograd.Function):
-    """Sleeps in forward and in backward, and leaves values as they are."""
+    """Sleeps in the forward and in the backward pass, and leaves all numbers as they are."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, layer: Layer) -> Tensor:
@@ -388,6 +407,7 @@ class Pause(torch.autograd.Function):
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         """Sleep for the backward pass of the layer, before its gradients are computed."""
         context.layer.sleep("backward")
+        # The second argument of `forward`, the layer, has no gradient.
         return gradient.clone(), None
 
 
@@ -397,7 +417,7 @@ class Layer(nn.Module):
     Parameters
     ----------
     shape : Model
-        What its work is.
+        Its size, and how long it sleeps.
     number : int
         The number of the layer, which counts from the input.
     delays : Delays
@@ -409,19 +429,21 @@ class Layer(nn.Module):
         self.number = number
         self.delays = delays
         self.usual_s = {"forward": shape.forward_s, "backward": shape.backward_s}
+        # A layer that sleeps only has parameters whose gradients are exchanged. A layer with a
+        # width computes.
         self.work: nn.Module = AddedSum(shape.elements)
         if shape.width:
             self.work = nn.Sequential(nn.Linear(shape.width, shape.width), nn.ReLU())
 
     def forward(self, values: Tensor) -> Tensor:
-        """Return what the layer computes, after its sleep."""
-        # The backward pass of `Pause` comes before that of the work, so that a delay holds
-        # up this layer's own gradients.
+        """Return what the layer computes. The layer sleeps after its work."""
+        # In the backward pass the order is the reverse: the sleep comes before the gradients of the
+        # work, so that a delay holds up this layer's own gradients.
         paused: Tensor = Pause.apply(self.work(values), self)
         return paused
 
     def sleep(self, phase: str) -> None:
-        """Sleep as long as the layer takes in a phase on this rank, in this iteration."""
+        """Sleep as long as the layer takes in phase "forward" or "backward" of this iteration."""
         seconds = self.usual_s[phase] + self.delays.seconds(phase, self.number)
         if seconds > 0:
             time.sleep(seconds)
@@ -451,13 +473,13 @@ class Batches(Dataset[Tensor]):
 
     def __getitem__(self, number: int) -> Tensor:
         time.sleep(INPUT_S + self.delays.seconds("input"))
-        # Layers that sleep take inputs of any width.
+        # Layers that sleep have width 0 and take inputs of any width.
         width = self.shape.width or 16
         return torch.randn(self.shape.batch, width)
 
 
 class SleepingSGD(torch.optim.SGD):
-    """Stochastic gradient descent that also sleeps, and longer where it is delayed."""
+    """Stochastic gradient descent whose steps sleep first, and longer where they are delayed."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], delays: Delays) -> None:
         super().__init__(parameters, lr=1e-6)
@@ -479,11 +501,11 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
     ----------
     out : Path
         The directory. Each scenario has a folder of its name in it, with a trace for each
-        rank. Two more things lie in the folder of a scenario with a remedy: the folder
+        rank. If the scenario has a remedy, two more things lie in its folder: the folder
         ``remedy`` with the traces after the remedy, and ``collectives.csv`` with the times
-        of messages on the link while no training uses it.
+        of messages on the link of the scenario while no training uses it.
     names : sequence of str, optional
-        The scenarios; all by default.
+        The names of the scenarios. By default all are recorded.
 
     Returns
     -------
@@ -513,7 +535,7 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
 
 
 def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> None:
-    """Record one scenario.
+    """Train a scenario once, and write a trace for each of its ranks.
 
     Parameters
     ----------
@@ -524,20 +546,22 @@ def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> No
     with_remedy : bool, optional
         Whether its remedy is in place.
     """
-    # The ranks write their traces here. Those that are kept are changed before, to name no machine.
+    # The ranks write their traces into a temporary directory. The traces that are kept name no
+    # machine.
     with scratch() as directory:
         settings = StragglingSettings(name, with_remedy, str(directory))
         settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
         for path in sorted(directory.glob("rank*.json.gz")):
             trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
             document = json.dumps(trace, separators=(",", ":")).encode()
-            # Without a time of modification, the same trace always gives the same file.
+            # gzip would write the time. With 0 in its place, the same trace always gives the same
+            # file.
             packed = gzip.compress(document, compresslevel=COMPRESSION, mtime=0)
             atomic_write(folder / path.name, packed)
 
 
 def without_names(trace: dict[str, Any]) -> dict[str, Any]:
-    """Return a trace without the names of the machine and of the file's first place."""
+    """Return a trace without the names of the machine and of the file that the profiler wrote."""
     return {
         key: value
         for key, value in trace.items()
@@ -584,6 +608,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
         A row for each rank and phase with delays, or one with an empty rank and phase if there is
         none. Seconds of iterations are medians of those that `iterations_s` returns.
     """
+    # Only iterations of an odd number have delays.
     even_s, odd_s = iterations_s(folder)
     layers = MODELS[scenario.model].layers
     # Delays of several layers are added up, by rank and phase.
@@ -592,7 +617,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
         key = (delay.rank, delay.phase)
         totals_s[key] = totals_s.get(key, 0.0) + delay.total_s(layers)
     if not totals_s:
-        # A scenario without delays has a row all the same.
+        # A scenario without delays has one row all the same, for the times of its iterations.
         totals_s[("", "")] = 0.0
     rows = []
     for (rank, phase), injected_s in totals_s.items():
@@ -636,10 +661,12 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
     for path in sorted(folder.glob("rank*.json.gz")):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         for event in trace["traceEvents"]:
+            # For events with another name, ``is_step`` is an empty text.
             _, is_step, number = event["name"].partition("ProfilerStep#")
-            # Of the profiler's events, those of phase "X" have a duration.
+            # The profiler's events of phase "X" have a duration.
             if is_step and event.get("ph") == "X":
                 end_us = event["ts"] + event["dur"]
+                # The last rank to end counts.
                 ends_us[int(number)] = max(end_us, ends_us.get(int(number), end_us))
     even_s: list[float] = []
     odd_s: list[float] = []
@@ -650,9 +677,9 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
 
 
 def _record_reference(scenario: Scenario, folder: Path) -> None:
-    """Time all-reduces on the link of a scenario, and save their table.
+    """Time all-reduces between the ranks of a scenario while no training uses their link.
 
-    No training uses the link meanwhile.
+    The times are saved as a table, with which messages in training can be compared.
 
     Parameters
     ----------

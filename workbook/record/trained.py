@@ -25,7 +25,10 @@ COLLECTIVE = "all_reduce"
 
 
 def recorded(out: Path, schema: str, name: str) -> Path:
-    """Return the path of a table that other points have measured. Raises UserError if it is missing."""
+    """Return the path of a table that an earlier measurement of the session has left in ``out``.
+
+    Raises UserError if the table is missing.
+    """
     path = table_path(out, schema, name)
     if not store.has_table(path):
         raise UserError(
@@ -36,7 +39,10 @@ def recorded(out: Path, schema: str, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in training on the ranks of a place whose messages and layers were measured.
+    """A network in training on the ranks of a place, which is the ranks and the link between them.
+
+    The messages of the place, and the layers of the network on as many ranks, must have been
+    measured before.
 
     Attributes
     ----------
@@ -45,7 +51,7 @@ class Trained:
     messages : str
         The name of the place's table of collectives.
     key : str
-        The name of the place's table of slowdown, of network, batch, ranks and link.
+        The name of the table of slowdown, which the network and the batch have in this place.
     network, batch, ranks, device
         What is trained, and where.
     plans : sequence of str
@@ -82,10 +88,15 @@ class Trained:
 
     @cached_property
     def planned(self) -> dict[str, FusionPlan]:
-        """The distinct plans by their names. Of plans with the same groups, the first is kept."""
+        """The distinct plans by their names. Of plans with the same groups, the first is kept.
+
+        The plans are made from the measured layers and the measured times of messages.
+        """
+        # The times of computing all batches between two exchanges.
         workload = self.profile.workload().accumulated(self.accumulate)
         cost = table_cost(self.collectives, self.ranks)
         distinct = {}
+        # The ends of the groups in ready order, by which plans are told apart.
         seen_ends = set()
         for spec in self.plans:
             plan = make_plan(spec, workload, cost)
@@ -95,7 +106,7 @@ class Trained:
         return distinct
 
     def group_bytes(self) -> dict[str, Sequence[int]]:
-        """Return the bytes of each message, by plan."""
+        """Return the bytes of each message in the order of sending, by the name of the plan."""
         workload = self.profile.workload()
         return {
             spec: plan.group_bytes(workload).tolist()
@@ -103,7 +114,10 @@ class Trained:
         }
 
     def cases(self) -> list[Case]:
-        """Return a case for each plan, which will be measured if DDP makes the buckets of the plan."""
+        """Return a case for each plan: what identifies its measured iterations.
+
+        A case is measured only if DDP really makes the buckets that the plan asks for.
+        """
         # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
         return [
@@ -127,9 +141,9 @@ class Trained:
     def predicted(self) -> pd.DataFrame:
         """Return the rows of table ``predicted`` of all cases, by our model and by each rival model.
 
-        The predictions use the collectives, the layers and the samples that were measured in the place
-        before. If there is a table of slowdown, they also use how much messages and compute slow each other
-        down.
+        The predictions use the collectives, the layers and the samples that were measured in the
+        place before. If there is a table of slowdown, they also use how much messages and compute
+        slow down each other.
         """
         slowdown = None
         slowdown_path = table_path(self.out, "slowdown", self.key)
@@ -140,6 +154,8 @@ class Trained:
             self.collectives, also=rivals.TRIAL_COSTS, slowdown=slowdown
         )
         samples = recorded(self.out, "samples", self._profile_name)
+        # How much the computing times of iterations differ, which widens the interval of our
+        # forecast.
         scatter = predictor.scatter_of(store.load_table(samples))
         workloads = {self.profile.sha256: self.profile.workload()}
         frames = []
@@ -154,7 +170,7 @@ class Trained:
     def predicted_by(self) -> str:
         """Return the first digits of the hash of the table that predicted all cases.
 
-        The result is empty without such a table. Raises UserError if the table lacks a case.
+        The result is empty if there is no such table. Raises UserError if the table lacks a case.
         """
         return predicted_by(table_path(self.out, "predicted", "cases"), self.cases())
 
@@ -162,7 +178,7 @@ class Trained:
 def predicted_trainings(
     asked: Sequence[tuple[str, Trained]], out: Path
 ) -> pd.DataFrame:
-    """Return table ``predicted`` of all cases of several trainings.
+    """Return table ``predicted`` of all cases of several trainings, before these are measured.
 
     Parameters
     ----------

@@ -29,7 +29,10 @@ _VGG16 = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 
 def _named(**layers: nn.Module) -> nn.Sequential:
-    """Return layers that are applied one after the other, with their names."""
+    """Return a module that applies layers one after the other, in the order of the keywords.
+
+    A keyword is the name of its layer, which is also part of the names of the layer's parameters.
+    """
     return nn.Sequential(OrderedDict(layers))
 
 
@@ -61,18 +64,19 @@ SMALL = (EIGHTH, EIGHTH_POOLINGS)
 
 
 def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Sequential:
-    """Return the convolutions of VGG-16.
+    """Return the convolutions of VGG-16 for images of 3 colours, in five blocks.
 
     Parameters
     ----------
     norm : bool
         Whether batch normalisation follows each convolution.
     narrower : int
-        By which factor each convolution is narrower than published.
+        The factor by which each convolution has fewer channels than published.
     poolings : int
-        How many blocks end in a pooling. They are the first ones.
+        How many blocks, counted from the first, end in a pooling.
     """
     layers: list[nn.Module] = []
+    # The channels before the next convolution.
     inputs = 3
     for block, (full_width, convolutions) in enumerate(_VGG16):
         width = full_width // narrower
@@ -88,8 +92,12 @@ def _vgg16_features(*, norm: bool, narrower: int, poolings: int = 5) -> nn.Seque
 
 
 def vgg16_cifar(classes: int = 10, narrower: int = 1) -> nn.Module:
-    """Return VGG-16 for 32x32 images, with batch normalisation and one linear layer (omgs Tab V)."""
+    """Return VGG-16 for 32x32 images, with batch normalisation and one linear layer (omgs Tab V).
+
+    It has ``narrower`` times fewer channels than published.
+    """
     features = _vgg16_features(norm=True, narrower=narrower)
+    # Five poolings leave one value of each channel.
     dense = nn.Linear(512 // narrower, classes)
     return _named(features=features, flatten=nn.Flatten(), classifier=dense)
 
@@ -104,9 +112,9 @@ def vgg16_replaced(
     classes : int, optional
         The number of classes.
     narrower : int, optional
-        By which factor each convolution is narrower than published.
+        The factor by which each convolution has fewer channels than published.
     poolings : int, optional
-        How many blocks of convolutions end in a pooling. They are the first ones.
+        How many of the five blocks of convolutions, counted from the first, end in a pooling.
     """
     # The channels after the last block of convolutions.
     width = 512 // narrower
@@ -127,7 +135,7 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
     return _named(
         features=_vgg16_features(norm=False, narrower=EIGHTH, poolings=EIGHTH_POOLINGS),
         flatten=nn.Flatten(),
-        # After the last pooling, a channel has 7 x 7 values.
+        # Three poolings leave 7 x 7 values of each channel.
         fc1=nn.Linear(512 // EIGHTH * 7**2, units),
         relu1=nn.ReLU(),
         drop1=nn.Dropout(dropout),
@@ -142,14 +150,16 @@ def vgg16_eighth(classes: int, dropout: float = 0.5) -> nn.Module:
 
 
 class _Residual(nn.Module):
-    """Two convolutions and a shortcut without parameters.
+    """Two convolutions and a shortcut without parameters, whose results are added.
 
-    Where a block has twice as many outputs as inputs, the shortcut takes every second pixel and pads the
-    missing channels with zeros.
+    ``inputs`` and ``outputs`` are numbers of channels. Where a block has twice as many outputs as
+    inputs, the first convolution and the shortcut take every second pixel, and the shortcut pads
+    the missing channels with zeros.
     """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
+        # 1 where the channels stay as many, and 2 where they double.
         self.stride = outputs // inputs
         self.padding = outputs - inputs
         self.conv1 = nn.Conv2d(inputs, outputs, 3, self.stride, padding=1, bias=False)
@@ -160,14 +170,15 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        # From the last dimension: nothing on either side of width and height, zeros after the channels.
+        # `pad` takes two numbers for each dimension, from the last one: nothing before and after
+        # the width and the height, and zeros after the channels.
         padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
         return torch.relu(inner + padded)
 
 
 def resnet20_half(classes: int) -> nn.Module:
     """Return ResNet-20 of He et al. (2016) for small images, half as wide as published."""
-    # The channels before the first block, and after each block.
+    # The channels before the first of nine blocks, and after each block.
     widths = (8, 8, 8, 8, 16, 16, 16, 32, 32, 32)
     return _named(
         conv=nn.Conv2d(3, widths[0], 3, padding=1, bias=False),
@@ -196,7 +207,10 @@ class AllHeads(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """The large LSTM of Zaremba et al. (2014): (batch, steps) words -> (batch x steps, vocabulary) logits."""
+    """The large LSTM of Zaremba et al. (2014), with ``units`` units and ``words`` distinct words.
+
+    It takes words of shape (batch, steps) and returns logits of shape (batch x steps, ``words``).
+    """
 
     def __init__(self, units: int = 1500, words: int = VOCABULARY) -> None:
         super().__init__()
@@ -214,12 +228,16 @@ class LanguageModel(nn.Module):
 
 
 class SmallGpt(nn.Module):
-    """A decoder of four blocks, 256 wide: (batch, steps) words -> (batch x steps, words of TEXT) logits."""
+    """A small decoder of words, which by default has four blocks and is 256 wide.
+
+    It takes words of shape (batch, steps) and returns logits of shape (batch x steps, `TEXT`).
+    """
 
     def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.words = nn.Embedding(TEXT, width)
-        # A vector for each position in the sequence, which is added to that of the word.
+        # A vector for each position in the sequence, which is added to the vector of the word
+        # there.
         self.places = nn.Embedding(STEPS, width)
         block = nn.TransformerEncoderLayer(
             width,
@@ -235,7 +253,7 @@ class SmallGpt(nn.Module):
         self.head = nn.Linear(width, TEXT, bias=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Return the logits of the next word, shape (batch x steps, TEXT), of words (batch, steps)."""
+        """Return the logits of the word after each word, shape (batch x steps, `TEXT`)."""
         steps = words.shape[1]
         # An encoder whose words do not see the words after them is a decoder without cross attention.
         mask_later_words = nn.Transformer.generate_square_subsequent_mask(
@@ -248,10 +266,11 @@ class SmallGpt(nn.Module):
 
 
 def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
-    """Return a function that draws a batch of sequences of words, and the word after each word as its label.
+    """Return a function that draws a batch of random sequences of words.
 
-    The words have shape (batch, `STEPS`), and the labels (batch x `STEPS`,). ``words`` is the number of
-    distinct words.
+    It takes the batch size and a generator. It returns words of shape (batch, `STEPS`) and labels
+    of shape (batch x `STEPS`,). The label of a word is the word after it. ``words`` is the number
+    of distinct words.
     """
 
     def sample(batch: int, generator: torch.Generator) -> Batch:
@@ -263,8 +282,9 @@ def _words(words: int) -> Callable[[int, torch.Generator], Batch]:
 
 
 def _for_each_head(batch: int, generator: torch.Generator) -> Batch:
-    """Draw images, and their labels once for each of three heads."""
+    """Draw images, and their labels once for each of the three heads of GoogLeNet."""
     images, labels = IMAGENET(batch, generator)
+    # `AllHeads` stacks the rows of all images of one head before those of the next head.
     return images, labels.repeat(3)
 
 
