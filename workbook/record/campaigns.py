@@ -209,8 +209,8 @@ class Grid:
             Conditions(delay_s, loss)
             for delay_s, loss in itertools.product(self.delays, self.losses)
         ]
-        # The first engine is the kernel's token bucket, whose links have a rate only. `Conditions()` has no
-        # delay and no loss.
+        # The first engine is the token bucket of the Linux kernel, whose links have a rate only.
+        # `Conditions()` has no delay and no loss.
         if ENGINES[0] in self.engines and emulated_links != [Conditions()]:
             raise UserError(
                 "delays and the like: only links of engines: emulated have these"
@@ -579,7 +579,8 @@ class LabPoints:
     def _calibration_sizes(self, collective: str) -> list[int]:
         """Return the sizes in bytes of the messages of a calibration, in rising order.
 
-        The largest message has all gradients of the largest request that uses the collective.
+        They are the sizes of the extent, up to a largest message. This has all gradients of the
+        largest request that uses the collective.
         """
         largest = max(
             self._largest_bytes(request)
@@ -643,6 +644,7 @@ class LabPoints:
 
         The session is `BEFORE` or `AFTER` the replays.
         """
+        # A calibration measures one collective.
         (collective,) = settings.collectives
         rows = self.calibration_rows(collective)
         rows = rows[rows["session"] == session]
@@ -848,6 +850,7 @@ class LabPoints:
             if case.sparse:
                 selecting[case.selection_sha256] = self.selection_times(case.density)
             ours = forecast_case(case, workloads, calibration, selecting)
+            # By the name of its form, each cost of the messages over this link.
             rival_costs = calibration.of_case(case).costs_by_form
             predicted_s = rivals.predicted_times(ours, rival_costs)
             frames.append(prediction_rows(case, ours, predicted_s))

@@ -76,7 +76,7 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
     square = (product_side, product_side)
 
     def attention(x: torch.Tensor) -> Compute:
-        # Queries, keys and values lie in separate memory, as in a network.
+        # Queries, keys and values have memory of their own.
         attend = nn.functional.scaled_dot_product_attention
         return partial(attend, x, x.clone(), x.clone(), is_causal=True)
 
@@ -85,8 +85,11 @@ def kernels(tiny: bool) -> dict[str, Kernel]:
 
     fp32 = torch.float32
     bf16 = torch.bfloat16
-    pool = _module(nn.AvgPool2d, 3, stride=2, padding=1)
-    convolve = _module(nn.Conv2d, 64, 64, 7, stride=2, padding=3, bias=False)
+    pool = _module(nn.AvgPool2d, kernel_size=3, stride=2, padding=1)
+    # From 64 channels to 64 channels.
+    convolve = _module(
+        nn.Conv2d, 64, 64, kernel_size=7, stride=2, padding=3, bias=False
+    )
     return {
         "average_pooling": Kernel(images, fp32, pool),
         "batch_norm": Kernel(images, fp32, _module(nn.BatchNorm2d, 64)),
@@ -427,7 +430,7 @@ class Queues(ABC):
         computation.mark()
         all_marks.mark()
         if not ways:
-            # From the time alone follows how many operations outlast the computation beside them.
+            # The computation ran alone. From its time follows how many operations outlast it later.
             self._alone = computation
 
         def read() -> Traffic:
@@ -481,7 +484,8 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     for times_s in stream_times_s:
         # How many operations had ended when the computation began, and when it ended. At
         # ``times_s[i]`` exactly i operations have ended. In between, an operation counts by the
-        # share of its time that is over.
+        # share of its time that is over. Before the first time the number is 0, and after the last
+        # time it stays that of all operations.
         complete_before, complete_after = np.interp(
             window_s, times_s, np.arange(len(times_s))
         )
@@ -515,6 +519,7 @@ class CopyEngine(Queues):
             torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             for _ in DIRECTIONS
         )
+        # By direction, the target and the source of a copy.
         self._target_and_source = {
             "h2d": (host_source.to(device), host_source),
             "d2h": (host_target, host_target.to(device)),

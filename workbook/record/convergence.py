@@ -348,8 +348,11 @@ def train(
     what = f"{network}, seed {seed}"
     # Training seeds the global generator. `fork_rng` restores the state of the generator
     # afterwards.
-    with compute_on(what, device, threads=threads) as place, torch.random.fork_rng():
-        training = _Training(network, seed, recipe, place)
+    with (
+        compute_on(what, device, threads=threads) as torch_device,
+        torch.random.fork_rng(),
+    ):
+        training = _Training(network, seed, recipe, torch_device)
         # As many images to train on as are held out, and their labels.
         trained_on = [part[: recipe.held_out_images] for part in training.training]
         # The parameters of linear layers, which osf replaces.
@@ -458,8 +461,8 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
         exchange = partial(PlayedExchange, plan=plan, density=DENSITY, ranks=RANKS)
     # Training seeds the global generator. `fork_rng` restores the state of the generator
     # afterwards.
-    with compute_on(what, "cpu", threads=1) as place, torch.random.fork_rng():
-        training = _Training(network, seed, recipe, place, RANKS, exchange)
+    with compute_on(what, "cpu", threads=1) as torch_device, torch.random.fork_rng():
+        training = _Training(network, seed, recipe, torch_device, RANKS, exchange)
         elements = [p.numel() for p in training.model.parameters()]
         labels = {
             "network": network,

@@ -52,7 +52,7 @@ Pictures = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 @lru_cache(maxsize=4)
 def draw_pictures(count: int, seed: int) -> Pictures:
-    """Draw ``count`` pictures in random order, and return them with their labels.
+    """Draw ``count`` pictures in random order, and return them with their labels, as `Pictures`.
 
     The numbers of pictures of two classes differ by one at most. The same seed gives the same
     pictures.
@@ -94,7 +94,7 @@ def examples(
     # Pictures to train on have seed 0. Seed 1 draws other pictures, which are held out.
     seed = int(held_out)
     pictures, labels = map(torch.from_numpy, draw_pictures(count, seed))
-    # Bytes from 0 to 255.
+    # Bytes from 0 to 255 are scaled to 1, and then normalised.
     images = (pictures.float() / 255 - MEAN) / SPREAD
     if side:
         images = nn.functional.adaptive_avg_pool2d(images, side)

@@ -130,7 +130,7 @@ def _nccl_rows() -> Iterator[Row]:
         yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         estimate_ms = model.estimate_nccl_collective_runtime_impl
         message_ms = estimate_ms(GIB, 8, model.NCCL_COLL.P2P)
-        # A message takes milliseconds, and 1e3 of them are a second.
+        # Bytes over milliseconds, times 1e3, are bytes/s.
         yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / message_ms * 1e3
 
 
@@ -359,6 +359,7 @@ def _roofline_rows() -> Iterator[Row]:
 
     # A product of square matrices of n = 8192 rows has n^3 multiplications and as many additions.
     flops = 2 * 8192**3
+    # The data sheet is looked up by this name.
     name_h100 = patch.object(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
     with pretended("H100"), name_h100:
         product_ns = model.flops_to_ns(flops, torch.bfloat16)

@@ -554,6 +554,7 @@ def _ordered(listed: Sequence[Point]) -> PointList:
             drifts[moment] = [point]
         else:
             body[point.key] = point
+    # The points themselves, then those measured before all others, and those measured after them.
     return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
 
 
@@ -655,7 +656,8 @@ def _wanted(
         else:
             is_wanted = part == part_of_point
         if networks:
-            # A point that does not name its ranks has one rank.
+            # `points` takes networks for the part "layers" only. A point that does not name its
+            # ranks has one.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):

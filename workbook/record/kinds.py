@@ -56,8 +56,8 @@ def kind(part: str, needed: Needs[Any]) -> Callable[[Any], Any]:
 
     def register(make: Callable[..., Iterator[Point]]) -> Any:
         @wraps(make)
-        def make_available(here: Here, *words: Any, **keys: Any) -> Iterator[Point]:
-            for point in make(here, *words, **keys):
+        def make_available(here: Here, *arguments: Any, **keys: Any) -> Iterator[Point]:
+            for point in make(here, *arguments, **keys):
                 # Returns the point itself, or a refusal in its place.
                 yield needed.offer(point, here.on_gpu)
 
@@ -187,7 +187,7 @@ def convergences(
     ``held_out_images`` only serve to evaluate.
     """
     recipe = convergence.Recipe(
-        epochs, training_images=training_images, held_out_images=held_out_images
+        epochs=epochs, training_images=training_images, held_out_images=held_out_images
     )
     for seed, name in product(seeds, convergence.NETWORKS):
         measure = partial(
@@ -290,6 +290,7 @@ def trainings(
             key,
             make_settings,
             estimate_s,
+            # What `predicted_trainings` takes: the name of the table of runs, and the training.
             predicted=(key, trained) if predict else None,
         )
 
@@ -326,7 +327,7 @@ def _trained(
 def _planned_settings(
     trained: Trained, repeats: int, iterations: int
 ) -> training.TrainingSettings:
-    """Return the settings of training under plans, which are made here.
+    """Return the settings of training, with the plans that follow from measured tables.
 
     Raises UserError if the layers and messages have not been measured.
     """
@@ -390,7 +391,7 @@ def _replayed(
         Names and batch sizes.
     plans : sequence of str
         Names of plans. At most `needs.DISTINCT_PLANS` that differ in their groups are replayed for
-        each network, because the estimated duration of a point counts on it.
+        each network, which the expected duration of the point assumes.
     rounds : int
         How often each case is replayed.
     members : Ranks

@@ -113,8 +113,8 @@ def environment(device: str) -> str:
     """
     # Variables that are set to anything but nothing.
     harmful = [name for name in HARMFUL if os.environ.get(name)]
-    # The values "" and "-1" hide all GPUs. Without the variable all GPUs are seen, as with "0" at
-    # least one.
+    # The values "" and "-1" hide all GPUs. Without the variable no GPU is hidden, which "0" stands
+    # for here.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
@@ -156,7 +156,7 @@ def nvidia_smi(device: str) -> str:
         raise UserError(
             "nvidia-smi does not answer: no vitals, and others are not noticed"
         )
-    # A sentence that says who uses a GPU, or nothing.
+    # A sentence about a GPU that others use, or "".
     use_by_others = vitals.gpu_in_use()
     if use_by_others:
         raise UserError(use_by_others)

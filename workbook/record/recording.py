@@ -90,25 +90,25 @@ def record(
     part = what if what in PARTS else "all"
     # An error for an unknown name lists all that the command records. It records straggling, too,
     # which is in no suite and does not go through this function.
-    listed = read(name, parts=PARTS, others=("straggling",))
-    device = _checked_device(listed, device)
-    out = out or _default_out(listed, device)
+    measured_suite = read(name, parts=PARTS, others=("straggling",))
+    device = _checked_device(measured_suite, device)
+    out = out or _default_out(measured_suite, device)
     # The session calls this with its directory and its number.
     make_points = partial(
         points,
-        name=str(listed.file),
+        name=str(measured_suite.file),
         part=part,
         device=device,
         networks=networks,
         predict=predict,
     )
-    is_full = listed.file == read("full").file
+    is_full = measured_suite.file == read("full").file
     if is_full:
         # Short tables of the suite quick must not stand for those of full.
         _refuse_short_tables(out)
     if dry_run:
         return estimate(make_points, out, budget_s)
-    if listed.is_campaign or part == CAMPAIGN:
+    if measured_suite.is_campaign or part == CAMPAIGN:
         # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
         # made.
         lacking = network.why_unavailable()
@@ -117,13 +117,13 @@ def record(
     return run_session(
         make_points,
         out,
-        isolate=listed.isolate,
+        isolate=measured_suite.isolate,
         gpu=device == "cuda",
         budget_s=budget_s,
         pack=pack,
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
-        strict=listed.strict,
+        strict=measured_suite.strict,
         # The tables in data/recorded are put into one file for each schema. Others stay in files of
         # their own.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),

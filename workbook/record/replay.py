@@ -107,7 +107,7 @@ def plan_case(
     """
     workload = profile.workload()
     largest_message_s = float(cost(workload.bytes.sum()))
-    # The factor is rounded to four digits, with which the case records it.
+    # The factor is rounded to four digits, as the case records it.
     dilation = float(f"{largest_message_s / workload.compute_s:.4g}")
     plan = make_plan(
         spec, workload.scaled(dilation), _with_dilated_selection(cost, dilation)
@@ -476,6 +476,7 @@ class _Messages:
         # is.
         self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
+        # A daemon thread does not keep the process of a rank that fails alive.
         self._noting = threading.Thread(target=self._note, daemon=True)
         self._noting.start()
 
@@ -522,7 +523,7 @@ class _Messages:
         """Raise RuntimeError unless every sum is right and every gathered element is in its place.
 
         A case has either dense messages, which are summed, or sparse messages, which are gathered.
-        The list of the others is empty.
+        The list of the other kind is empty.
         """
         n = self._ranks
         # Rank r has sent the number r + 1, so that the sum is 1 + 2 + ... + n. Floats hold it exactly.
@@ -684,6 +685,7 @@ def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
             stream="communication",
             n_bytes=script.sent_bytes[group],
         )
+        # The rank goes on with the next group once it has posted this one.
         backward_begin_s = posted_s
         link_free_s = complete_s
     yield _span("wait", -1, backward_begin_s, waited_s)
@@ -741,8 +743,8 @@ def append_iteration(
     """
     # An iteration ends with the update of its slowest rank.
     iteration_s = float(ranks_s[:, -1].max())
-    # The last rank is the straggler, if there is one. The slowest compute counts, without
-    # communication.
+    # The compute of the slowest rank, without communication. This is the last rank if it is a
+    # straggler. Otherwise all ranks compute equally long.
     last_rank = len(ranks_s) - 1
     compute_s = script.played_by(last_rank).compute_s
     row = {

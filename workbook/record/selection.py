@@ -60,6 +60,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         return _topk(magnitudes, k, refuse_nan)
     # torch.topk sees the maxima of d / size groups, and later the k x size elements of the k best
     # groups. Both numbers are equal for a size of sqrt(d / k), which is rounded to a power of two.
+    # The exponent is half of log2(d / k).
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
     # The elements that do not fill a last group are left over. All of them stay in the search.
@@ -143,38 +144,46 @@ def _selection_frames(
 
     A frame has a row for each of `WAYS` to find the largest elements and for each sample.
     """
-    with compute_on(f"selecting from {elements} elements on {device}", device) as place:
+    with compute_on(
+        f"selecting from {elements} elements on {device}", device
+    ) as torch_device:
         # A sample must be long enough to be timed. If tensors are small, it selects from several in
-        # turn, which have `AT_ONCE` elements together at most. There is at least one tensor.
+        # turn: at most `MOST_IN_A_ROW` tensors, with at most `AT_ONCE` elements together.
         n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
-        random = torch.Generator(place).manual_seed(0)
-        magnitudes = torch.randn(n_tensors, elements, generator=random, device=place)
+        random = torch.Generator(torch_device).manual_seed(0)
+        magnitudes = torch.randn(
+            n_tensors, elements, generator=random, device=torch_device
+        )
         # The largest elements are those with the largest absolute values.
         magnitudes.abs_()
         # To add up more numbers, of 4 bytes each, than the caches hold drives everything else out
         # of them.
-        cache_filler = torch.ones(clock.FLUSH_BYTES[place.type] // 4, device=place)
+        cache_filler = torch.ones(
+            clock.FLUSH_BYTES[torch_device.type] // 4, device=torch_device
+        )
         flush = cache_filler.sum
         for density in densities:
             k = selected(elements, density)
             # By the name of the way, an action that the device's own clock times.
             actions = {
-                name: clock.timed(partial(_select_from_each, way, magnitudes, k), place)
+                name: clock.timed(
+                    partial(_select_from_each, way, magnitudes, k), torch_device
+                )
                 for name, way in WAYS.items()
             }
             samples = clock.measure_interleaved(
                 actions,
                 budget,
-                synchronize=clock.synchronizer(place),
+                synchronize=clock.synchronizer(torch_device),
                 setup=flush,
             )
             seconds = {name: sample_s / n_tensors for name, sample_s in samples.items()}
             labels = {
-                "device": place.type,
+                "device": torch_device.type,
                 "dtype": "float32",
                 "elements": elements,
                 # On a GPU the threads of the processor do not count.
-                "threads": torch.get_num_threads() if place.type == "cpu" else 0,
+                "threads": torch.get_num_threads() if torch_device.type == "cpu" else 0,
                 "density": density,
                 "distribution": "normal",
             }
@@ -268,8 +277,8 @@ class Group:
     def choose(self) -> None:
         """Add the gradients to the residual, and move its k largest elements into ``values``.
 
-        The residual keeps what is not sent, and has 0 in their place. Raises UserError if a
-        gradient is not finite.
+        The residual keeps what is not sent, and has 0 in place of what is sent. Raises UserError if
+        a gradient is not finite.
         """
         for name, parameter, part in self.parts(self.residual):
             # The part is a view, so that this changes the residual. An unused tensor has no gradient.

@@ -98,7 +98,7 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     """Return how many chunks each block of the stand-in sends of each message.
 
     All blocks of a message send equally many whole chunks. A message may therefore have more bytes
-    than it should. The messages after it have so many bytes less.
+    than it should. The messages after it then have fewer bytes.
 
     Parameters
     ----------
@@ -170,6 +170,7 @@ class Run:
         self.records = [
             stand_in.record(footprint.blocks) for footprint in self.footprints
         ]
+        # All records are on the GPU of the training.
         self.marks = Marks(self.records[0].device)
 
     def columns(self) -> dict[str, float]:
@@ -293,10 +294,11 @@ class SendingTraining:
 def measure_sharing(
     network: str, batch: int, compared: Sequence[Setting], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``sharing`` of one network on a GPU: iterations without messages, and by each setting.
+    """Return table ``sharing`` of one network on a GPU, with times of single iterations.
 
     A setting says how gradients are sent by the stand-in, a kernel that loads the GPU as NCCL's
-    does.
+    does. There are iterations by each of the settings ``compared``, and iterations that send
+    nothing. All are measured in turn within the budget.
 
     Column ``seconds`` has the times of iterations by the device's own clock. In rows of quantity
     "compute", the messages have no bytes. There are as many of them as in other rows, so that the
@@ -304,12 +306,12 @@ def measure_sharing(
     way, and ``exposed_communication_s`` the time from the end of the backward pass to the update.
     ``overlap_share`` is the share of ``communication_s`` that is not exposed.
     """
-    with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as place:
-        training = known(network, batch, place, PRECISION)
+    with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as gpu:
+        training = known(network, batch, gpu, PRECISION)
         sending = SendingTraining(training, GpuStandIn())
         rows = measure_sending(sending, compared, budget)
     return rows.assign(
-        network=network, device=place.type, batch=batch, precision=PRECISION
+        network=network, device=gpu.type, batch=batch, precision=PRECISION
     )
 
 
@@ -362,7 +364,8 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
-    # A CPU computes as the host issues, so that the host does not hold it up.
+    # On a CPU the host computes itself, so that issuing takes all of an iteration and tells
+    # nothing.
     on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():

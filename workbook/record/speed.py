@@ -35,10 +35,8 @@ def measure_peaks(
 ) -> pd.DataFrame:
     """Return table ``peaks`` with times of products of square matrices of random numbers.
 
-    A product has 2 side^3 FLOPs.
-
-    Every precision ("fp32", "tf32" or "bf16") is measured at every side, each for the time of the
-    budget.
+    A product has 2 side^3 FLOPs. Every precision ("fp32", "tf32" or "bf16") is measured at every
+    side, each for the time of the budget.
     """
     frames = []
     for precision, side in itertools.product(precisions, sides):
@@ -105,21 +103,23 @@ def measure_drift(moment: str, device: str, side: int, copy_bytes: int) -> pd.Da
     device : str
         "cpu" or "cuda".
     side : int
-        The side of the matrices.
+        The number of rows and columns of the matrices.
     copy_bytes : int
-        The bytes of the copy.
+        The bytes that are copied from one tensor to another.
     """
-    place = torch.device(device)
+    torch_device = torch.device(device)
     # A number of float32 has 4 bytes.
-    source = torch.randn(copy_bytes // 4, device=place)
+    source = torch.randn(copy_bytes // 4, device=torch_device)
     target = torch.empty_like(source)
-    product_seconds = product_s(place, "fp32", side, DRIFT_BUDGET)
-    copy_seconds = clock.measure_on(place, lambda: target.copy_(source), DRIFT_BUDGET)
+    product_seconds = product_s(torch_device, "fp32", side, DRIFT_BUDGET)
+    copy_seconds = clock.measure_on(
+        torch_device, lambda: target.copy_(source), DRIFT_BUDGET
+    )
     seconds_by_work = {
         f"fp32 product {side}": product_seconds,
         f"copy {copy_bytes} bytes": copy_seconds,
     }
-    labels = {"moment": moment, "device": place.type}
+    labels = {"moment": moment, "device": torch_device.type}
     return clock.rows_by("work", seconds_by_work, labels)
 
 

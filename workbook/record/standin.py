@@ -467,7 +467,8 @@ def cubin(architecture: str) -> bytes:
     c_options = (c_char_p * len(options))(*(option.encode() for option in options))
     source = c_char_p(SOURCE.encode())
     name = c_char_p(b"ddlkit.cu")
-    # The program includes no headers, for which 0 and two times None stand.
+    # The name only stands in the compiler's errors. The program includes no headers, for which 0
+    # and two times None stand.
     nvrtc.nvrtcCreateProgram(byref(program), source, name, 0, None, None)
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)

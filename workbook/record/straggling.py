@@ -330,6 +330,7 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
     def iterate(number: int) -> None:
         # Delays depend on whether the number of the iteration is odd.
         delays.iteration = number
+        # The sum of the outputs serves as the loss.
         loss = ddp(next(batches)).sum()
         loss.backward()
         optimizer.step()
@@ -429,8 +430,8 @@ class Layer(nn.Module):
         self.number = number
         self.delays = delays
         self.usual_s = {"forward": shape.forward_s, "backward": shape.backward_s}
-        # A layer that sleeps only has parameters whose gradients are exchanged. A layer with a
-        # width computes.
+        # The work of a layer that sleeps is little more than its parameters, whose gradients are
+        # exchanged. A layer with a width computes.
         self.work: nn.Module = AddedSum(shape.elements)
         if shape.width:
             self.work = nn.Sequential(nn.Linear(shape.width, shape.width), nn.ReLU())
@@ -620,6 +621,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
         # A scenario without delays has one row all the same, for the times of its iterations.
         totals_s[("", "")] = 0.0
     rows = []
+    # Seconds are rounded to microseconds.
     for (rank, phase), injected_s in totals_s.items():
         rows.append(
             {

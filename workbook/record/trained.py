@@ -161,6 +161,7 @@ class Trained:
         frames = []
         for case in self.cases():
             ours = forecast_case(case, workloads, calibration, compute_scatter=scatter)
+            # By the name of its form, each cost of the messages over this link.
             rival_costs = calibration.of_case(case).costs_by_form
             # What all models, ours and the rivals, predict for a case that really trains.
             predicted_s = rivals.real_times(ours, rival_costs)

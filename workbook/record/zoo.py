@@ -46,6 +46,7 @@ def lenet5() -> nn.Module:
         relu2=nn.ReLU(),
         pool2=nn.MaxPool2d(2),
         flatten=nn.Flatten(),
+        # 16 channels of 5 x 5 values.
         fc1=nn.Linear(400, 120),
         relu3=nn.ReLU(),
         fc2=nn.Linear(120, 84),
