@@ -70,8 +70,8 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
             tables = dict(
                 layer_tables(network, batch, device, "fp32", budget, threads=None)
             )
-            # NCCL needs a GPU for each rank. Without two GPUs, gloo sends from the memory of the
-            # host.
+            # NCCL needs a GPU for each rank. Without two
+            # GPUs, gloo sends from the memory of the host.
             backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
             # Both ranks are on this machine and meet over its loopback interface.
             messages = launch(

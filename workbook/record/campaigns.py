@@ -265,8 +265,8 @@ def labs_of(
     UserError
         If the grids have different calibrations or names.
     """
-    # All grids share the tables of a lab, and so its calibration and the folder that the name
-    # gives.
+    # All grids share the tables of a lab, and so its
+    # calibration and the folder that the name gives.
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
     labs: dict[LabShape, dict[Request, int]] = {}
@@ -316,8 +316,8 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
 def predicted_cases(labs: Sequence[LabPoints]) -> pd.DataFrame:
     """Return table ``predicted`` of all cases. Raises UserError once any of them has been replayed."""
     for lab in labs:
-        # Runs are in the table once a replay is complete, and before that in the directory
-        # ``unsaved``.
+        # Runs are in the table once a replay is complete,
+        # and before that in the directory ``unsaved``.
         if lab.saved("runs") or lab.unsaved.exists():
             raise UserError(
                 f"a prediction comes before its runs: {lab.shape.name} has some"
@@ -629,8 +629,8 @@ class LabPoints:
         self, settings: CollectivesSettings, cost: MessageCost
     ) -> float:
         """Return the seconds that a calibration is expected to take, if messages have this cost."""
-        # The messages of a sample follow one another. Of large messages, `messages_at` posts fewer
-        # at once.
+        # The messages of a sample follow one another. Of
+        # large messages, `messages_at` posts fewer at once.
         samples_s = [
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
@@ -717,8 +717,8 @@ class LabPoints:
         distinct: dict[object, tuple[PlannedCase, int]] = {}
         for request, rounds in self.asked.items():
             case = self._plan(request)
-            # What tells cases apart: all of the request but the name of the plan, and the ends of
-            # the plan's groups.
+            # What tells cases apart: all of the request but the
+            # name of the plan, and the ends of the plan's groups.
             key = (request._replace(plan=""), case.plan.ends)
             first_case, most_rounds = distinct.get(key, (case, 0))
             distinct[key] = (first_case, max(rounds, most_rounds))
@@ -843,8 +843,8 @@ class LabPoints:
         calibration = Calibration.of(pd.concat(rows), also=rivals.TRIAL_COSTS)
         frames = []
         for case, workload, _plan in self.planned():
-            # `forecast_case` looks up the workload and the selection times by the hashes in the
-            # case.
+            # `forecast_case` looks up the workload and the
+            # selection times by the hashes in the case.
             workloads = {case.profile_sha256: workload}
             selecting = {}
             if case.sparse:

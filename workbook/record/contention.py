@@ -212,8 +212,8 @@ def measure_in_turn(
     compute()
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    # None stands for the kernel alone. The last mark is the end of the kernel, in seconds from its
-    # begin.
+    # None stands for the kernel alone. The last mark is the
+    # end of the kernel, in seconds from its begin.
     alone_s = float(passages.run(None).seconds()[-1])
     failure: Exception | None = None
     for way in ways:
@@ -420,9 +420,9 @@ class Queues(ABC):
                 # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
-        # The current stream waits for some milliseconds, in which the host issues the whole
-        # computation, so that its kernels follow each other without gaps. The operations go on
-        # meanwhile.
+        # The current stream waits for some milliseconds, in which the
+        # host issues the whole computation, so that its kernels follow
+        # each other without gaps. The operations go on meanwhile.
         clock.hold(self._device)
         all_marks.mark()
         computation.mark()
@@ -476,9 +476,9 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     # The begin and the end of the computation.
     window_s = seconds[-2:]
     opened_s, closed_s = map(float, window_s)
-    # One row for each stream: the begin of its first operation, then the ends of all its
-    # operations. The first mark belongs to no stream, and the last two are those of the
-    # computation.
+    # One row for each stream: the begin of its first operation,
+    # then the ends of all its operations. The first mark belongs
+    # to no stream, and the last two are those of the computation.
     stream_times_s = seconds[1:-2].reshape(-1, streams).T if streams else ()
     operations = 0.0
     for times_s in stream_times_s:
@@ -513,8 +513,8 @@ class CopyEngine(Queues):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device, DIRECTIONS, CHUNK_BYTES)
-        # The copy engine can only access memory of the host that is pinned. Each direction has its
-        # own.
+        # The copy engine can only access memory of the host
+        # that is pinned. Each direction has its own.
         host_source, host_target = (
             torch.zeros(CHUNK_BYTES, dtype=torch.uint8, pin_memory=True)
             for _ in DIRECTIONS

@@ -111,9 +111,9 @@ def started(network: str, seed: int) -> nn.Module:
                 )
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
-    # The seed is set for this network alone. The state of torch's generator on the processor is
-    # restored afterwards. No generator of a GPU takes part, because the network is made on the
-    # processor.
+    # The seed is set for this network alone. The state of torch's
+    # generator on the processor is restored afterwards. No generator of
+    # a GPU takes part, because the network is made on the processor.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         make, _ = TASKS[network]
@@ -220,13 +220,13 @@ class _Training:
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
             if self.exchange:
-                # The exchange takes the gradients of this rank, and makes the mean of the ranks
-                # later.
+                # The exchange takes the gradients of this
+                # rank, and makes the mean of the ranks later.
                 loss.backward()
                 self.exchange.take(rank)
             else:
-                # Gradients of all ranks add up in the shared parameters. The division makes the sum
-                # a mean.
+                # Gradients of all ranks add up in the shared
+                # parameters. The division makes the sum a mean.
                 (loss / ranks).backward()
             correct = int((logits.argmax(1) == labels).sum())
             # The loss is a mean over the images of the rank.
@@ -244,8 +244,8 @@ class _Training:
 
         Batch normalisation uses the mean of all ranks' statistics.
         """
-        # The statistics are the buffers with floating-point numbers. The other buffers only count
-        # batches.
+        # The statistics are the buffers with floating-point
+        # numbers. The other buffers only count batches.
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 of_ranks = [network.get_buffer(name) for network in self.networks]
@@ -346,8 +346,8 @@ def train(
         The number of threads on the processor.
     """
     what = f"{network}, seed {seed}"
-    # Training seeds the global generator. `fork_rng` restores the state of the generator
-    # afterwards.
+    # Training seeds the global generator. `fork_rng`
+    # restores the state of the generator afterwards.
     with (
         compute_on(what, device, threads=threads) as torch_device,
         torch.random.fork_rng(),
@@ -395,8 +395,8 @@ def workload(network: str) -> Workload:
     # Only the forward pass is counted. The backward pass of a layer takes about twice as many FLOPs, so that
     # the shares of layers are about the same.
     layer_flops = {
-        # The counter's names begin with the class of the network and a dot. Its counts are by
-        # operator.
+        # The counter's names begin with the class of the
+        # network and a dot. Its counts are by operator.
         name.partition(".")[2]: sum(counts.values())
         for name, counts in counter.get_flop_counts().items()
     }
@@ -459,8 +459,8 @@ def train_sparse(network: str, method: str, seed: int, recipe: Recipe) -> pd.Dat
     exchange = None
     if plan:
         exchange = partial(PlayedExchange, plan=plan, density=DENSITY, ranks=RANKS)
-    # Training seeds the global generator. `fork_rng` restores the state of the generator
-    # afterwards.
+    # Training seeds the global generator. `fork_rng`
+    # restores the state of the generator afterwards.
     with compute_on(what, "cpu", threads=1) as torch_device, torch.random.fork_rng():
         training = _Training(network, seed, recipe, torch_device, RANKS, exchange)
         elements = [p.numel() for p in training.model.parameters()]

@@ -177,8 +177,9 @@ def _draw_shape(
     # The coordinates u and v of the shape have their origin in its middle, and turned axes.
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
     is_in_shape = list(SHAPES.values())[shape](u / radius, v / radius)
-    # The texture is turned by another angle. It has a period of 2 pi, so that it repeats ``waves``
-    # / pi times across the image, whose side is 2. Its phase is random.
+    # The texture is turned by another angle, and its phase is random. It has a period of 2 pi, and
+    # the side of the image is 2. The texture therefore repeats ``waves`` / pi times across the
+    # image.
     p, q = _turned(x, y, random.uniform(0, 2 * np.pi))
     waves = random.uniform(9, 16)
     p_phase, q_phase = random.uniform(0, 2 * np.pi, 2)

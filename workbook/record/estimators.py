@@ -95,8 +95,8 @@ def _nccl_rows() -> Iterator[Row]:
 
     "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the
     least sizes of messages that use most of a link's bandwidth. For one node of eight H100, there
-    are also the bandwidth that each model assumes of NVLink, and the rate at which "nccl" sends 1
-    GiB from one rank to another ("p2p").
+    are also the bandwidth that each model assumes of NVLink, and the rate at which "nccl" sends a
+    message of 1 GiB from one rank to another ("p2p").
     """
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
@@ -121,8 +121,8 @@ def _nccl_rows() -> Iterator[Row]:
             )
     # The claims about bandwidths are of an H100. Its 8 ranks fill a node, so that NVLink joins them.
     with pretended("H100") as model:
-        # The two models read different constants for the same link, which a claim compares. Both
-        # are in GB/s.
+        # The two models read different constants for the same
+        # link, which a claim compares. Both are in GB/s.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
@@ -209,9 +209,9 @@ def _graph_rows() -> Iterator[Row]:
             node = collective_node(what, 4 * MIB, 8, one_node.group_name)
             n_bytes = model.estimate_fx_collective_size(node)
             yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
-            # The model after NCCL's tuning takes an operation of Inductor, of which it reads the
-            # shapes and the types of the inputs. An object with only these stands in for the
-            # operation.
+            # The model after NCCL's tuning takes an operation of Inductor,
+            # of which it reads the shapes and the types of the inputs. An
+            # object with only these stands in for the operation.
             tensor = node.all_input_nodes[0].meta["val"]
             layout = SimpleNamespace(size=tensor.shape, dtype=tensor.dtype)
             operation = SimpleNamespace(inputs=[SimpleNamespace(layout=layout)])
@@ -219,8 +219,8 @@ def _graph_rows() -> Iterator[Row]:
             yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
         for what, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
-            # With None the size is that of the node. With False NCCL is not asked for its own
-            # estimate.
+            # With None the size is that of the node. With
+            # False NCCL is not asked for its own estimate.
             message_ms = model.estimate_nccl_collective_runtime_from_fx_node(
                 node, None, False
             )
@@ -259,8 +259,8 @@ def _mesh_rows() -> Iterator[Row]:
     empty_us = model.allreduce_cost(0, topologies[8], 0)
     bytes_per_s = GIB * 14 / 8 / (gib_us - empty_us) * 1e6
     yield "mesh", "bytes_per_s", "large", "H100", 8, GIB, bytes_per_s
-    # A matrix of 100 MiB, which is 5120 x 5120 numbers of 4 bytes: its shape, its strides and its
-    # type.
+    # A matrix of 100 MiB, which is 5120 x 5120 numbers of 4
+    # bytes: its shape, its strides and its type.
     meta = TensorMeta(torch.Size((5120, 5120)), (5120, 1), torch.float32)
     # Each rank has a part of the rows before. After an all-gather each rank has the whole matrix,
     # and after an all-to-all a part of the columns.
@@ -317,18 +317,18 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
 def _profile_rows() -> Iterator[Row]:
     """Yield the times of an all-reduce that PyTorch estimates from profiles of collectives.
 
-    There are three made-up profiles. The first one is `SEEN`. The second one has three samples of 1
-    MiB, one of them nine times as long as the others, to show which samples count. The third one
-    has samples of an all-gather, too. Its rows show what these change for a message of exactly
-    twice the largest all-reduce in the profile, and for a larger one.
+    There are three made-up profiles. The first one is `SEEN`. The second one has three samples of
+    one size, of which one took nine times as long as the others, to show which samples count. The
+    third one has samples of an all-gather, too. Its rows show what these change for a message of
+    exactly twice the largest all-reduce in the profile, and for a larger one.
     """
     three_samples = {MIB: (900e-6, 100e-6, 100e-6)}
     with_all_gather = {
         "allreduce": {MIB: (100e-6,)},
         "_allgather_base": {MIB: (50e-6,)},
     }
-    # By the case, as column ``what`` has it: the samples of the profile, and the sizes that are
-    # estimated.
+    # By the case, as column ``what`` has it: the samples of
+    # the profile, and the sizes that are estimated.
     cases: dict[str, tuple[Any, Sequence[int]]] = {
         "all_reduce": ({"allreduce": SEEN}, SIZES),
         "seen_thrice": ({"allreduce": three_samples}, [MIB]),

@@ -382,9 +382,9 @@ def read(
     for key in of_points:
         if key not in known:
             raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
-    # The values of these keys are checked here for the same reason. The points are read with their
-    # keys later, so that the meanings are not kept. A key without a check in `KEYS` is checked only
-    # then.
+    # The values of these keys are checked here for the same reason. The
+    # points are read with their keys later, so that the meanings are
+    # not kept. A key without a check in `KEYS` is checked only then.
     for key, value in of_points.items():
         if key in KEYS:
             _checked_key(value, key, str(file))
@@ -647,8 +647,8 @@ def _wanted(
         special = {key: value for key, value in described.items() if key not in common}
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # The first parameter of all functions but `Grid` is a `Here`, where the session measures,
-        # and is no key.
+        # The first parameter of all functions but `Grid` is a
+        # `Here`, where the session measures, and is no key.
         skip = 0 if part_of_point == CAMPAIGN else 1
         arguments = read_keys(special, make, where, skip)
         if part == "all":
@@ -656,8 +656,8 @@ def _wanted(
         else:
             is_wanted = part == part_of_point
         if networks:
-            # `points` takes networks for the part "layers" only. A point that does not name its
-            # ranks has one.
+            # `points` takes networks for the part "layers" only.
+            # A point that does not name its ranks has one.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):

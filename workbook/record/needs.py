@@ -322,8 +322,8 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in NEEDS.items():
-        # ``packages`` has the names of packages by the names of the modules that are imported, or
-        # is None.
+        # ``packages`` has the names of packages by the names
+        # of the modules that are imported, or is None.
         also = [*(row.packages or {}).values()]
         if row.needs_network:
             also.append("torchvision, for its networks")

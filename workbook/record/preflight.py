@@ -113,8 +113,8 @@ def environment(device: str) -> str:
     """
     # Variables that are set to anything but nothing.
     harmful = [name for name in HARMFUL if os.environ.get(name)]
-    # The values "" and "-1" hide all GPUs. Without the variable no GPU is hidden, which "0" stands
-    # for here.
+    # The values "" and "-1" hide all GPUs. Without the
+    # variable no GPU is hidden, which "0" stands for here.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
@@ -206,8 +206,8 @@ def stand_in(device: str) -> str:
     # which it cannot do while the stand-in runs.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
-    # There are several tries. The first one loads the stand-in, which then does not overlap with
-    # the product.
+    # There are several tries. The first one loads the
+    # stand-in, which then does not overlap with the product.
     for _ in range(neighbour.chances):
         # The marks of the product are not needed. ``read`` returns what the stand-in did meanwhile.
         _, read = neighbour.beside(footprint, multiply)

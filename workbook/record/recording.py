@@ -109,8 +109,8 @@ def record(
     if dry_run:
         return estimate(make_points, out, budget_s)
     if measured_suite.is_campaign or part == CAMPAIGN:
-        # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
-        # made.
+        # Replays run in a lab, whose links have a limited
+        # rate. The text is empty if a lab can be made.
         lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
@@ -124,8 +124,8 @@ def record(
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
         strict=measured_suite.strict,
-        # The tables in data/recorded are put into one file for each schema. Others stay in files of
-        # their own.
+        # The tables in data/recorded are put into one file
+        # for each schema. Others stay in files of their own.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 
@@ -148,8 +148,8 @@ def _checked_device(suite: Suite, device: str) -> str:
 
 def _refuse_short_tables(out: Path) -> None:
     """Raise UserError if the directory holds tables that the suite full did not measure."""
-    # A table with a stamp was recorded. The stamp of a table from the suite full has the remark
-    # `LONG`.
+    # A table with a stamp was recorded. The stamp of a
+    # table from the suite full has the remark `LONG`.
     for path in filter(is_stamped, store.list_tables(out)):
         if LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(

@@ -266,9 +266,9 @@ class Script:
         # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
         bytes_s = sum(self.sent_bytes) * s_per_byte * copies
-        # The message of each group goes around a ring. With N workers this has about 2 N steps. In
-        # a step, a rank asks for data before it gets them. This takes a round trip, which is twice
-        # the delay of one way.
+        # The message of each group goes around a ring. With N workers this
+        # has about 2 N steps. In a step, a rank asks for data before it gets
+        # them. This takes a round trip, which is twice the delay of one way.
         steps = 2 * case.workers * len(self.bytes)
         delays_s = steps * 2 * one_way_delay_s(case.link)
         messages_s = bytes_s + delays_s
@@ -457,8 +457,8 @@ class _Messages:
         self._script = script
         self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so that sums and gathered parts can be
-        # checked.
+        # Each rank sends its number, counted from 1, so
+        # that sums and gathered parts can be checked.
         own_value = me.rank + 1.0
         # By group, what an all-reduce sends. It writes the sum over what was sent, so that dense
         # messages need no other memory.
@@ -472,8 +472,8 @@ class _Messages:
                 self._sparse.append([self._gathered(values), self._gathered(indices)])
         else:
             self._dense = [torch.full((n,), own_value) for n in script.elements]
-        # The last collective of each group, in the order of posting. When it is complete, the group
-        # is.
+        # The last collective of each group, in the order of
+        # posting. A group is complete when its last collective is.
         self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         # A daemon thread does not keep the process of a rank that fails alive.
@@ -530,8 +530,8 @@ class _Messages:
         expected_sum = n * (n + 1) / 2
         # Whether all elements of a group are right, by group.
         is_right = [bool((sums == expected_sum).all()) for sums in self._dense]
-        # A column of the numbers that the ranks sent, to be compared with a row for each sending
-        # rank.
+        # A column of the numbers that the ranks sent, to be
+        # compared with a row for each sending rank.
         expected_values = torch.arange(1.0, n + 1)[:, None]
         for (values, _), (indices, sent_indices) in self._sparse:
             values_right = (values.view(n, -1) == expected_values).all()
@@ -569,8 +569,8 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     script = script.played_by(me.rank)
     messages = _Messages(me, script)
     watch = Watch(me.rank)
-    # All ranks share the clock of the machine. They start together, a little after the last rank
-    # has come here.
+    # All ranks share the clock of the machine. They start
+    # together, a little after the last rank has come here.
     arrived_s = peers.slowest([time.perf_counter()])
     start_s = float(arrived_s[0]) + HEAD_START_S
     recorded_s, sending = _play(script, messages, start_s)
@@ -601,8 +601,8 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
         How cores were used from the first message to the last.
     """
     n_groups = len(script.ready_s)
-    # By group, the clock's seconds when the rank woke up with the gradients, had selected, and had
-    # posted.
+    # By group, the clock's seconds when the rank woke up
+    # with the gradients, had selected, and had posted.
     awake_s = np.empty(n_groups)
     selected_s = np.empty(n_groups)
     posted_s = np.empty(n_groups)
@@ -669,8 +669,8 @@ def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
     groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
     yield _span("forward", -1, 0.0, forward_end_s)
     backward_begin_s = forward_end_s
-    # When the collective before ended. For the first collective, the link is free from the common
-    # start on.
+    # When the collective before ended. For the first
+    # collective, the link is free from the common start on.
     link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, posted_s, complete_s = groups_s[group]

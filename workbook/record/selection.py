@@ -66,8 +66,8 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     # The elements that do not fill a last group are left over. All of them stay in the search.
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
     left_over = magnitudes[n_groups * group_size :]
-    # The maximum of a group with NaN is NaN, which counts as largest, so that this group is among
-    # the best.
+    # The maximum of a group with NaN is NaN, which counts
+    # as largest, so that this group is among the best.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
     # The positions of the remaining elements among all elements: first those of the best groups, as
@@ -88,8 +88,8 @@ def _topk(magnitudes: Tensor, k: int, refuse_nan: bool) -> Tensor:
     Raises UserError if an element is NaN and ``refuse_nan`` is true.
     """
     values, positions = torch.topk(magnitudes, k, sorted=False)
-    # To torch.topk, NaN is larger than any number, so that each NaN, up to k of them, is among the
-    # values.
+    # To torch.topk, NaN is larger than any number, so that
+    # each NaN, up to k of them, is among the values.
     if refuse_nan and bool(values.isnan().any()):
         raise UserError(
             "cannot select the largest of elements: NaN among them has no order"
@@ -156,8 +156,8 @@ def _selection_frames(
         )
         # The largest elements are those with the largest absolute values.
         magnitudes.abs_()
-        # To add up more numbers, of 4 bytes each, than the caches hold drives everything else out
-        # of them.
+        # Before each sample, more numbers of 4 bytes are added up than the caches hold. This drives
+        # everything else out of the caches.
         cache_filler = torch.ones(
             clock.FLUSH_BYTES[torch_device.type] // 4, device=torch_device
         )
@@ -338,8 +338,8 @@ class PlayedExchange:
         """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
         # One group of tensors at a time, as each rank has it.
         for same_group in zip(*self.ranks, strict=True):
-            # The ranks share the parameters, so that the parameters of the first rank are those of
-            # all.
+            # The ranks share the parameters, so that the
+            # parameters of the first rank are those of all.
             first = same_group[0]
             total = torch.zeros_like(first.residual)
             for group in same_group:

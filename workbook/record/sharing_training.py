@@ -192,8 +192,8 @@ class Run:
         # The messages follow one another, so that their times add up. The GPU's timer may see no
         # time at all, by which bytes could not be divided.
         communication_s = max(TICK_S, sum(messages_s))
-        # The marks are the start, and the ends of the forward pass, the backward pass, waiting and
-        # the update.
+        # The marks are the start, and the ends of the forward
+        # pass, the backward pass, waiting and the update.
         _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
         exposed_s = waited_s - backward_end_s
         return {
@@ -201,8 +201,8 @@ class Run:
             "bytes_per_s": self.n_bytes / communication_s,
             "communication_s": communication_s,
             "exposed_communication_s": exposed_s,
-            # Waiting may take longer than the messages did. Then the share is 0, as nothing of them
-            # was hidden.
+            # Waiting may take longer than the messages did. Then
+            # the share is 0, as nothing of them was hidden.
             "overlap_share": max(0.0, 1 - exposed_s / communication_s),
         }
 
@@ -223,8 +223,8 @@ class SendingTraining:
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training = training
         self.stand_in = stand_in
-        # One iteration shows the order in which gradients become ready, by the names of their
-        # tensors.
+        # One iteration shows the order in which gradients
+        # become ready, by the names of their tensors.
         ready: list[str] = []
         # The first function is called when a layer starts, and does nothing. The second one is
         # called when a gradient is ready.
@@ -258,13 +258,13 @@ class SendingTraining:
 
     def iterate(self, setting: Setting) -> Run:
         """Do one iteration and return it. Must be called within `hooked`."""
-        # How many gradients of each bucket are not ready yet, and the number of the bucket that
-        # leaves next.
+        # How many gradients of each bucket are not ready
+        # yet, and the number of the bucket that leaves next.
         self._missing = list(self._tensors)
         self._next = 0
         self._run = Run(self.sizes, setting, self.stand_in)
-        # `training` marks the start, the ends of both passes and the end. `_wait` adds the end of
-        # waiting.
+        # `training` marks the start, the ends of both passes
+        # and the end. `_wait` adds the end of waiting.
         self.training.iterate(self._run.marks.mark)
         return self._run
 
@@ -364,8 +364,8 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
-    # On a CPU the host computes itself, so that issuing takes all of an iteration and tells
-    # nothing.
+    # On a CPU the host computes itself, so that issuing
+    # takes all of an iteration and tells nothing.
     on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():
@@ -404,8 +404,8 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
         If the setting is `EMPTY` and the host needs most of an iteration. No setting can then be
         compared with computing alone.
     """
-    # The typical time of issuing over the typical time of the GPU. Above `HOST_BOUND`, the GPU
-    # waits for the host.
+    # The typical time of issuing over the typical time of the
+    # GPU. Above `HOST_BOUND`, the GPU waits for the host.
     share = float(np.median(issue_s) / np.median(seconds))
     if share <= HOST_BOUND:
         return False

@@ -161,13 +161,13 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     """
     width, height = shape
     random = np.random.default_rng(0)
-    # A few pictures are enough, because each file is read and decoded by itself, even if it repeats
-    # another file.
+    # A few pictures are enough, because each file is read
+    # and decoded by itself, even if it repeats another file.
     small_pictures, _ = drawn.draw_pictures(min(count, DISTINCT), seed=0)
     pictures = []
     for small in small_pictures:
-        # The drawn picture has shape (colours, height, width), and Pillow takes (height, width,
-        # colours).
+        # The drawn picture has shape (colours, height,
+        # width), and Pillow takes (height, width, colours).
         large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
         # Enlarged drawings are smoother than photographs. Noise, which is the same for all colours
         # of a pixel, makes the JPEG files about twice as large.
@@ -179,8 +179,8 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
         with open(path, "wb") as file:
             pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
             file.flush()
-            # The file is written to the disk now. The operating system could not drop it from its
-            # page cache before.
+            # The file is written to the disk now. The operating
+            # system could not drop it from its page cache before.
             os.fsync(file.fileno())
     return paths
 

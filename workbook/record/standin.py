@@ -116,8 +116,8 @@ class Traffic:
             return 0.0
         overlap_begin_s = max(self.opened_s, *self.begins_s)
         overlap_end_s = min(self.closed_s, *self.ends_s)
-        # The overlap is negative if a block ended before the computation began, or before another
-        # block did.
+        # The overlap is negative if a block ended before the
+        # computation began, or before another block did.
         overlap_s = overlap_end_s - overlap_begin_s
         return max(0.0, overlap_s / (self.closed_s - self.opened_s))
 
@@ -264,8 +264,8 @@ class GpuStandIn:
             # So many chunks are never sent. The gate ends the kernel before.
             self.send(footprint, 2**63 - 1, record)
         else:
-            # The gates only note the times of the computation. Nothing is sent, and no block is
-            # waited for.
+            # The gates only note the times of the computation.
+            # Nothing is sent, and no block is waited for.
             blocks = 0
             chunk_bytes = 0
             record = self.record(0)
@@ -306,12 +306,12 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     chunk_bytes : int
         The bytes of a chunk. They do not matter without blocks.
     """
-    # The times of the gates before and after the computation, each followed by the chunks sent
-    # until then.
+    # The times of the gates before and after the computation,
+    # each followed by the chunks sent until then.
     words = record.tolist()
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
-    # Three rows with a number for each block: begins and ends in nanoseconds of the GPU's global
-    # timer, and chunks.
+    # Three rows with a number for each block: begins and ends
+    # in nanoseconds of the GPU's global timer, and chunks.
     blocks = np.reshape(np.array(words[_HEAD:], dtype=np.int64), (3, -1))
     # The begin of the computation is subtracted while all times are whole numbers, because a double
     # does not hold the timer's many digits to a nanosecond.
@@ -417,8 +417,8 @@ class CudaFunction:
             How many blocks form a cluster, or 1 for no clusters. The blocks of a cluster are spread
             over its processors.
         """
-        # The first attribute is the shape of a cluster, and the second one says how its blocks are
-        # scheduled.
+        # The first attribute is the shape of a cluster, and
+        # the second one says how its blocks are scheduled.
         attributes = (_Attribute * 2)()
         attributes[0].id = _CLUSTER
         attributes[0].value[:3] = (cluster, 1, 1)
@@ -435,8 +435,8 @@ class CudaFunction:
             attributes,
             n_attributes,
         )
-        # The driver takes the address of each argument, and reads the arguments before the call
-        # returns.
+        # The driver takes the address of each argument, and
+        # reads the arguments before the call returns.
         values = [_c_value(argument) for argument in arguments]
         addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
         # The last argument would be another way to pass the arguments of the function.
@@ -467,8 +467,7 @@ def cubin(architecture: str) -> bytes:
     c_options = (c_char_p * len(options))(*(option.encode() for option in options))
     source = c_char_p(SOURCE.encode())
     name = c_char_p(b"ddlkit.cu")
-    # The name only stands in the compiler's errors. The program includes no headers, for which 0
-    # and two times None stand.
+    # The name only stands in the compiler's errors. The zero and the two None stand for no headers.
     nvrtc.nvrtcCreateProgram(byref(program), source, name, 0, None, None)
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)
@@ -517,8 +516,8 @@ def _nvrtc() -> ctypes.CDLL:
     NVRTC is looked for in NVIDIA's wheels, then in torch itself, and then where the loader of the
     system finds it. Raises UserError if there is none.
     """
-    # The major version. Where torch was built without CUDA, any version will do, which the pattern
-    # "*" finds.
+    # The major version. Where torch was built without CUDA,
+    # any version will do, which the pattern "*" finds.
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")

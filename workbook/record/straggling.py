@@ -120,8 +120,8 @@ class Injection:
 
     def total_s(self, layers: int) -> float:
         """Return the seconds of the delay in one iteration of a model with so many layers."""
-        # Batches are loaded, and parameters are updated, once in an iteration. Other phases have
-        # each layer once.
+        # Batches are loaded, and parameters are updated, once
+        # in an iteration. Other phases have each layer once.
         happens_once = self.phase in ("input", "update")
         if happens_once or self.layer is not None:
             return self.seconds
@@ -322,8 +322,8 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
         process_group=process_group_of_users(me),
     )
     optimizer = SleepingSGD(ddp.parameters(), delays)
-    # An item of the data set is a whole batch. With None, the loader does not put several items
-    # together.
+    # An item of the data set is a whole batch. With None,
+    # the loader does not put several items together.
     loader = DataLoader(Batches(shape, delays), batch_size=None)
     batches = iter(loader)
 
@@ -547,16 +547,16 @@ def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> No
     with_remedy : bool, optional
         Whether its remedy is in place.
     """
-    # The ranks write their traces into a temporary directory. The traces that are kept name no
-    # machine.
+    # The ranks write their traces into a temporary
+    # directory. The traces that are kept name no machine.
     with scratch() as directory:
         settings = StragglingSettings(name, with_remedy, str(directory))
         settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
         for path in sorted(directory.glob("rank*.json.gz")):
             trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
             document = json.dumps(trace, separators=(",", ":")).encode()
-            # gzip would write the time. With 0 in its place, the same trace always gives the same
-            # file.
+            # gzip would write the time. With 0 in its place,
+            # the same trace always gives the same file.
             packed = gzip.compress(document, compresslevel=COMPRESSION, mtime=0)
             atomic_write(folder / path.name, packed)
 

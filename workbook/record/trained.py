@@ -154,8 +154,8 @@ class Trained:
             self.collectives, also=rivals.TRIAL_COSTS, slowdown=slowdown
         )
         samples = recorded(self.out, "samples", self._profile_name)
-        # How much the computing times of iterations differ, which widens the interval of our
-        # forecast.
+        # How much the computing times of iterations differ,
+        # which widens the interval of our forecast.
         scatter = predictor.scatter_of(store.load_table(samples))
         workloads = {self.profile.sha256: self.profile.workload()}
         frames = []

@@ -237,8 +237,8 @@ class SmallGpt(nn.Module):
     def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.words = nn.Embedding(TEXT, width)
-        # A vector for each position in the sequence, which is added to the vector of the word
-        # there.
+        # A vector for each position in the sequence, which
+        # is added to the vector of the word there.
         self.places = nn.Embedding(STEPS, width)
         block = nn.TransformerEncoderLayer(
             width,
