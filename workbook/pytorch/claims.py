@@ -33,7 +33,9 @@ def recorded(version: str = VERSION) -> pd.Series:
     Returns
     -------
     Series
-        Estimates in SI units or bytes, by KEYS joined with spaces.
+        Estimates in SI units or bytes, as the first machine with this version recorded
+        them. A label has the values of KEYS with spaces between them, such as
+        "nccl priced_bytes all_reduce H100 8 4194304".
 
     Raises
     ------
@@ -43,8 +45,8 @@ def recorded(version: str = VERSION) -> pd.Series:
     for machine in source.recordings("estimators").values():
         rows = machine.table("estimators").query("torch == @version")
         if len(rows):
-            keys = rows[KEYS].astype(str).agg(" ".join, axis=1)
-            return rows.set_index(keys)["estimate"]
+            labels = rows[KEYS].astype(str).agg(" ".join, axis=1)
+            return rows.set_index(labels)["estimate"]
     raise UserError(
         f"no estimators of torch {version} are recorded: "
         "run python -m workbook record estimators"
@@ -52,17 +54,20 @@ def recorded(version: str = VERSION) -> pd.Series:
 
 
 def _called(pairs: pd.DataFrame) -> Result:
-    """Return ratios of recorded estimates.
+    """Return the ratios of recorded estimates that a claim is about.
 
     Parameters
     ----------
     pairs : DataFrame
-        A row for each ratio: ``of`` is the key of the estimate, ``over`` the key of the
-        estimate that it is divided by, or "" for none, and ``unit`` a further divisor.
+        A row for each ratio. ``of`` is the label of an estimate in `recorded`, ``over`` the
+        label of the estimate that it is divided by, or "" for none, and ``unit`` a number
+        by which the result is divided, too.
     """
     estimates = recorded()
     numerators = estimates[pairs["of"]].to_numpy()
-    denominators = np.array([estimates[key] if key else 1.0 for key in pairs["over"]])
+    denominators = np.array(
+        [estimates[label] if label else 1.0 for label in pairs["over"]]
+    )
     ratios = [
         f"{numerator:.4g} over {denominator:.4g}"
         for numerator, denominator in zip(
@@ -81,16 +86,17 @@ CHECKS |= {
 
 @check("pytorch-saturation")
 def _saturation() -> Result:
-    """Return the bandwidth at the saturating size over that at 1 GiB, for each GPU.
+    """Return the bandwidth of an all-gather of the saturating size over that of 1 GiB.
 
-    The saturating size is the one of which torch says that an all-gather reaches 90% of
-    the bandwidth.
+    The saturating size is the size at which, by torch, an all-gather reaches 90% of the
+    bandwidth. There is a ratio for eight GPUs of each kind that the claim names.
     """
     ratios = []
     for device in ("V100", "A100", "H100"):
         group = Group(device, 8)
         sizes = np.array([saturation_bytes(group, "all_gather"), GIB])
-        saturated, full = sizes / nccl_s(sizes, group, "all_gather")
-        ratios.append(saturated / full)
+        bytes_per_s = sizes / nccl_s(sizes, group, "all_gather")
+        saturated_bytes_per_s, full_bytes_per_s = bytes_per_s
+        ratios.append(saturated_bytes_per_s / full_bytes_per_s)
     note = "by Eqs 2 and 4, which return the same numbers as the functions of torch"
     return counted(ratios, note)

@@ -46,16 +46,16 @@ class Log(NamedTuple):
 
 @cache
 def logs() -> dict[str, Log]:
-    """Return all logs by name.
+    """Return the measured all-reduces of each cluster and number of ranks, by name.
 
-    They are those of ABCI, the tables of Vidur, and a log of our lab, whose CPUs PyTorch's
-    models take for A100s.
+    There are those of ABCI, those of Vidur's tables, and those of our lab, whose CPUs
+    PyTorch's models take for A100s.
     """
     return {**_abci_logs(), **_vidur_logs(), "lab, 4 ranks": _lab_log()}
 
 
 def _abci_logs() -> dict[str, Log]:
-    """Return the logs of ABCI, whose nodes have eight A100s or four V100s."""
+    """Return the logs of ABCI, whose nodes have eight A100s or four V100s, by name."""
     gpus_per_node = {"A100": 8, "V100": 4}
     by_name = {}
     for (device, ranks), cost in sorted(abci.costs().items()):
@@ -65,17 +65,19 @@ def _abci_logs() -> dict[str, Log]:
 
 
 def _vidur_logs() -> dict[str, Log]:
-    """Return Vidur's tables of measured all-reduces.
+    """Return Vidur's tables of measured all-reduces as logs, by name.
 
-    A name such as "a100_dgx-16x8" says the GPU, the ranks, and the GPUs of a node.
+    The name of a table, such as "a100_dgx-16x8", has the machine, the ranks, and the GPUs of
+    a node.
     """
     by_name = {}
-    for name, part in clusters.dense_tables().items():
+    for name, table in clusters.dense_tables().items():
         machine, _, shape = name.rpartition("-")
-        # The name of a GPU has four letters.
+        # The machine begins with the GPU, whose name has four characters, such as "a100".
         device = machine[:4].upper()
         ranks, per_node = map(int, shape.split("x"))
-        rows = pd.concat([part.calibrate, part.test])
+        rows = pd.concat([table.calibrate, table.test])
+        # The files list 16 MiB twice, of which the first row counts.
         median_s = rows.groupby("bytes")["median_s"].first()
         group = Group(device, ranks, per_node)
         by_name[f"Vidur {name}"] = Log(group, Table(median_s.index, median_s))
@@ -83,7 +85,10 @@ def _vidur_logs() -> dict[str, Log]:
 
 
 def _lab_log() -> Log:
-    """Return the all-reduces of four ranks in the lab at 1 Gbit/s."""
+    """Return the all-reduces of four ranks in the lab at 1 Gbit/s.
+
+    PyTorch's models take the CPUs of the lab for four A100s on one node.
+    """
     lab = source.recordings("collectives")["cpu-2x-amd-epyc"].table("collectives")
     rows = lab.query("link == 'lab:1gbit' and collective == 'all_reduce'")
     median_s = rows.groupby("bytes")["seconds"].median()
@@ -100,21 +105,23 @@ def models(
     log : Log
         The log.
     seen_bytes : array_like, shape (s,), optional
-        The sizes in bytes at which the profile-guided model has the times of the log.
+        The sizes in bytes in the profile of the profile-guided model, which has the times
+        of the log at these sizes.
 
     Returns
     -------
     dict of str to callable
-        Functions from sizes in bytes to seconds.
+        By the name of the model, a function from sizes in bytes to seconds.
     """
     group = log.group
-    sizes = np.unique(seen_bytes)
+    seen = np.unique(seen_bytes)
     return {
         "Inductor": partial(nccl_s, group=group),
-        # torch.fx counts the input and the output of an all-reduce.
+        # A graph of torch.fx counts the input and the output of an all-reduce, and so twice
+        # its bytes.
         "torch.fx": lambda n_bytes: nccl_s(2 * np.asarray(n_bytes), group),
         "DTensor": partial(mesh_s, group=group),
-        "profile-guided": lambda n_bytes: profiled_s(n_bytes, sizes, log.cost(sizes)),
+        "profile-guided": lambda n_bytes: profiled_s(n_bytes, seen, log.cost(seen)),
     }
 
 
@@ -131,12 +138,14 @@ def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
     Returns
     -------
     dict of str to ndarray, shape (s,)
-        Seconds by the `models` and as "measured", in the order in which figures draw them.
+        Seconds by each of `models` and as "measured", in the order in which figures draw
+        them. A single size gives arrays without a dimension.
     """
     estimates_s = {name: model(sizes) for name, model in models(log).items()}
     times_s = {name: estimates_s[name] for name in LEFT_MODELS}
     times_s["measured"] = log.cost(sizes)
-    # Models that are in ``times_s`` already keep their places. The others come last.
+    # The models of LEFT_MODELS keep their places before the measured times. The other models
+    # come last.
     return {**times_s, **estimates_s}
 
 
@@ -163,11 +172,19 @@ def by_size(name: str) -> pd.DataFrame:
 
 
 def by_ranks() -> pd.DataFrame:
-    """Return `with_measured` of 32 MiB for each number of ABCI's A100s, in seconds."""
+    """Return estimated and measured times of 32 MiB among ABCI's A100s.
+
+    Returns
+    -------
+    DataFrame
+        Seconds, with a row for each number of ranks. The columns are the keys of
+        `with_measured`.
+    """
     times_s = {}
     for name, log in logs().items():
         if name.startswith("ABCI") and log.group.device == "A100":
             times_s[log.group.ranks] = with_measured(log, 32 * MIB)
+    # So far each number of ranks has a column, and each time is an array without a dimension.
     return pd.DataFrame(times_s, dtype=float).T.sort_index()
 
 
@@ -183,6 +200,8 @@ def numbers(name: str) -> pd.DataFrame:
     -------
     DataFrame
         A row for each ``panel``, ``model``, and ``bytes`` or ``ranks``, with ``seconds``.
+        ``panel`` is "bytes" for the left and "ranks" for the right panel. ``model`` may be
+        "measured".
     """
     tables = {"bytes": by_size(name), "ranks": by_ranks()}
     frames = []
@@ -204,8 +223,9 @@ def draw(name: str) -> Figure:
     size_s = by_size(name)
     ranks_s = by_ranks()
     ratios = size_s.drop(columns="measured").div(size_s["measured"], axis=0)
-    # ABCI's nodes have eight A100s.
-    second_node = ranks_s.loc[16] / ranks_s.loc[8]
+    # ABCI's nodes have eight A100s, so that 16 fill two nodes.
+    two_nodes_over_one = ranks_s.loc[16] / ranks_s.loc[8]
+    # The sheet draws one legend for both panels, which therefore have none of their own.
     with plots.sheet(columns=2, height=3.6) as (figure, axes):
         left, right = axes
         plots.lines(
@@ -221,8 +241,8 @@ def draw(name: str) -> Figure:
             f"{name}: estimates are {ratios.min().min():.2g} to\n"
             f"{ratios.max().max():.2g} times the measured time",
         )
-        # The profile-guided model has a profile for each number of ranks, so that it does
-        # not say how times grow with them.
+        # The profile-guided model has the measured times of each number of ranks in its
+        # profile, so that it does not predict how times grow with the ranks.
         plots.lines(
             right,
             1e3 * ranks_s.drop(columns="profile-guided"),
@@ -233,7 +253,7 @@ def draw(name: str) -> Figure:
         )
         plots.heading(
             right,
-            f"Two nodes take {second_node['measured']:.0f} times as long as one;\n"
-            f"Inductor estimates {second_node['Inductor']:.0f} times as long",
+            f"Two nodes take {two_nodes_over_one['measured']:.0f} times as long as one;\n"
+            f"Inductor estimates {two_nodes_over_one['Inductor']:.0f} times as long",
         )
     return figure

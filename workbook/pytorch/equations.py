@@ -60,7 +60,7 @@ class Group:
     @property
     def nodes(self) -> int:
         """Return the number of nodes that the ranks fill."""
-        # The floor of a negative quotient rounds up.
+        # Floor division of the negative number of ranks rounds the quotient up.
         return -(-self.ranks // self.per_node)
 
     def code(self, name: str, gpu: str = "") -> float:
@@ -69,8 +69,8 @@ class Group:
         Parameters
         ----------
         name : str
-            The constant. One whose name begins with "cap" also depends on the number of
-            nodes: one, two or more.
+            The constant, without the generation of GPUs. A constant whose name begins with
+            "cap" also depends on the number of nodes: one, two, or more.
         gpu : str, optional
             The generation of GPUs, one of the values of GPUS. By default that of the
             group's device.
@@ -78,6 +78,7 @@ class Group:
         generation = gpu or GPUS[self.device]
         key = f"{name}-{generation}"
         if name.startswith("cap"):
+            # The 3 stands for three nodes and more, as in "cap-ll-volta-3".
             key += f"-{min(self.nodes, 3)}"
         return CODE[key]
 
@@ -114,22 +115,25 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     Notes
     -----
     In a node the rate is that of NVLink, else that of the network. The network's rate
-    grows with the nodes, and from three nodes on with the size too. A protocol gets a
-    share of the rate, and at most what its channels carry.
+    grows with the nodes, and from three nodes on with the size too. A ring with "simple"
+    gets all of the rate. Any other algorithm and protocol gets a share of the rate, up to a
+    cap: that of "ll", or what all channels carry.
     """
     n = np.asarray(n_bytes, float)
     in_one_node = group.nodes == 1
     if in_one_node:
         rate = group.code("nvlink") * np.ones_like(n)
     else:
-        # Eight nodes reach the full efficiency.
+        # The efficiency is the share of the network's bandwidth that is reached. It rises
+        # linearly from one node to eight nodes, which reach all of it.
         growth = min(1, (group.nodes - 1) / 7)
         efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
         rate = group.code("network") * efficiency * np.ones_like(n)
     if group.nodes > 2:
+        # Above this size, more network cards help. They are called rails.
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
 
-    # These shares, and those below, are stated in the source, which has them from NCCL.
+    # The shares here and below are stated in the source, which has them from NCCL.
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
         cap = group.code("cap-ll")
@@ -138,6 +142,7 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
             cap = group.code("cap-ll", "volta")
         return np.minimum(share * rate, cap)
     if protocol == "ll128" and not in_one_node:
+        # A rate of 0 keeps this protocol from being chosen.
         return np.zeros_like(rate)
     variant = f"{algorithm}-{protocol}"
     if variant == "ring-simple":
@@ -169,13 +174,15 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     Notes
     -----
     l = base + steps within nodes x step over NVLink + steps between nodes x step over
-    the network. A tree of m nodes has 2 floor(log2 m) steps between nodes.
+    the network. A tree of P ranks on m nodes has 2 (floor(P / m) - 1) steps within nodes,
+    and 2 floor(log2 m) between nodes.
     """
+    # Near is within a node over NVLink, and far is between nodes over the network.
     near_us = CODE[f"step-nvlink-{algorithm}-{protocol}"]
     far_us = CODE[f"step-network-{algorithm}-{protocol}"]
     base_us = CODE[f"base-{algorithm}-{protocol}"]
     if group.nodes > 1:
-        # The network's overhead is the least that a step in a node takes.
+        # Among several nodes, a step within a node takes at least the network's overhead.
         overhead_us = CODE["overhead-network"]
         if protocol == "simple":
             overhead_us = CODE["overhead-simple"]
@@ -183,9 +190,10 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     if algorithm == "tree":
         within = group.ranks // group.nodes - 1
         between = np.floor(np.log2(group.nodes))
-        # Up the tree to its root, and down again.
+        # The sums pass up the tree to its root, and down again.
         return base_us + 2 * (within * near_us + between * far_us)
-    # A ring passes from node to node in some of its steps. In all others it stays in a node.
+    # Some steps of a ring are between nodes, and all others within a node. The source counts
+    # two rounds between nodes for an all-reduce, and one for each other collective.
     rounds_between = 2 if collective == "all_reduce" else 1
     between = rounds_between * (group.nodes - 1)
     within = group.steps(collective) - between
@@ -213,7 +221,8 @@ def algorithm_s(
     Returns
     -------
     ndarray, shape of ``n_bytes``
-        Seconds, which are infinite for what is not tried.
+        Seconds, which are infinite for "ll128" between nodes and for a tree of another
+        collective than an all-reduce.
 
     Notes
     -----
@@ -233,13 +242,14 @@ def algorithm_s(
         # messages are not corrected.
         corrections = [CODE[f"tree-{protocol}-{k}"] for k in range(24)]
         corrections.append(1.0)
-        power = np.floor(np.log2(np.maximum(n // 64, 1)))
-        correction = np.array(corrections)[np.minimum(power, 24).astype(int)]
-        # No other collective has a tree.
+        # How often 64 bytes are doubled up to the size, which is the index of its correction.
+        doublings = np.floor(np.log2(np.maximum(n // 64, 1)))
+        correction = np.array(corrections)[np.minimum(doublings, 24).astype(int)]
+        # No other collective has a tree. Its rate is 0.
         has_tree = collective == "all_reduce"
         rate = rate / 2 * correction * has_tree
-    # At 1 GB/s, 1000 bytes take a microsecond. The least rate keeps the division from
-    # warning where the rate is 0.
+    # At 1 GB/s, 1000 bytes take a microsecond. A rate of 0 is replaced here by a tiny one, so
+    # that the division gives no warning. Its time becomes infinite below.
     sent_us = n / 1e3 / np.maximum(rate, 1e-99)
     took_us = startup_us(group, collective, algorithm, protocol) + sent_us
     return np.where(rate > 0, took_us / 1e6, np.inf)
@@ -284,9 +294,10 @@ def nccl_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
 
 
 def parts(collective: str, ranks: int) -> tuple[int, int]:
-    """Return into how many equal parts a message is split for a rank's input and output.
+    """Return how many times as large a message is as the input and as the output of a rank.
 
-    In an all-gather, for example, each rank puts in one part and gets all of them.
+    In an all-gather, for example, each of P ranks puts in 1/P of the message and gets the
+    whole message.
 
     Parameters
     ----------
@@ -309,7 +320,7 @@ def parts(collective: str, ranks: int) -> tuple[int, int]:
 
 
 def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> Floats:
-    """Return the bytes of a collective for which Eq 2 is asked for a time (pytorch Eq 3).
+    """Return the bytes that PyTorch gives to Eq 2 as the size of a collective (pytorch Eq 3).
 
     Parameters
     ----------
@@ -343,7 +354,7 @@ def priced_bytes(n_bytes: ArrayLike, ranks: int, collective: str, fx: bool) -> F
 
 
 def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> int:
-    """Return from which size messages reach a share of the bandwidth (pytorch Eq 4).
+    """Return the size from which messages reach a share of the bandwidth (pytorch Eq 4).
 
     Parameters
     ----------
@@ -392,7 +403,8 @@ def bucket_cap_bytes(group: Group) -> float:
     Returns
     -------
     float
-        Bytes: Eq 4 of an all-gather, but at least 10 MiB and at most 500 MiB.
+        Bytes: the size at which an all-gather reaches 90% of the bandwidth by Eq 4, but at
+        least 10 MiB and at most 500 MiB.
 
     Notes
     -----
@@ -471,7 +483,8 @@ def profiled_s(
     -----
     - A size that the profile has takes as long as its first sample.
     - Between two sizes, log t is linear in log n.
-    - Beyond all sizes, t is proportional to n, from the nearest size.
+    - Below all sizes, and up to twice the largest size, t is proportional to n, with the
+      bandwidth of the nearest size.
     - Above twice the largest size, t is n over the bandwidth of the fastest of the
       group's five largest messages, whatever their collective.
 
@@ -487,12 +500,14 @@ def profiled_s(
     first_equal = np.searchsorted(sizes, n, "left")
     first_larger = np.searchsorted(sizes, n, "right")
     is_seen = first_equal < first_larger
-    # The samples next to n. Both are the same where n is beyond all sizes.
+    # The samples next to n, below and above it. Both have one size where n is seen, and where
+    # n is beyond all sizes.
     lower = np.maximum(first_larger - 1, 0)
     upper = np.minimum(first_equal, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
 
-    # The 2 keeps log out of 0 where nothing is between.
+    # The weight of the upper sample. Where n is not between two sizes, the 2 keeps log_ratio
+    # from being 0, and the result is not used.
     log_ratio = np.log(np.where(is_between, sizes[upper] / sizes[lower], 2))
     weight = np.where(is_between, np.log(n / sizes[lower]) / log_ratio, 0)
     log_lower_s = np.log(times[lower])
@@ -506,7 +521,8 @@ def profiled_s(
     # Where n is seen, upper is its first sample.
     result = np.where(is_seen, times[upper], unseen_s)
 
-    # The samples of all collectives.
+    # The bandwidth far above, from the samples of all collectives. Each row of the arrays that
+    # are stacked has sizes or times.
     all_sizes, all_times = np.hstack([[sizes, times], np.reshape(others, (2, -1))])
     largest_first = np.argsort(-all_sizes, kind="stable")
     largest = largest_first[: int(CODE["profile-largest"])]
@@ -546,7 +562,7 @@ def roofline_s(
 
     Source: utils/_runtime_estimation.py, 2.13.0.
     """
-    counted = np.asarray(flops, float) / CODE["roofline-flops"]
-    compute_s = counted / (CODE["roofline-share"] * peak)
+    halved = np.asarray(flops, float) / CODE["roofline-flops"]
+    compute_s = halved / (CODE["roofline-share"] * peak)
     memory_s = np.asarray(n_bytes) / bytes_per_s
     return np.maximum(compute_s, memory_s)

@@ -70,7 +70,8 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     runs : DataFrame
-        A row for each iteration.
+        A row for each iteration. ``repeat`` numbers the rounds, in each of which every case
+        runs once.
 
     Returns
     -------
@@ -78,13 +79,13 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         A row for each case. The columns are those of the case, ``origin``, and these:
 
         measured_iteration_s, measured_exposed_communication_s, measured_compute_s
-            Medians in seconds. Disturbed iterations count only in a case that has no
-            others.
+            Seconds, each the median over rounds of the median in a round. Disturbed
+            iterations count only in a case that has no others.
         repeats
             The number of rounds.
         repeatability, repeatability_exposed
-            How far rounds differ in the iteration and in exposed communication, relative
-            to the median.
+            The mean difference between two rounds in the iteration and in exposed
+            communication, relative to the median.
         processor_load, stolen, copy_s_per_byte, processor_limited
             The conditions of the runs. ``stolen`` is the largest value, and
             ``processor_limited`` is whether the processor limited any iteration.
@@ -100,13 +101,14 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         disturbed = runs["disturbed"]
     else:
         disturbed = pd.Series(False, runs.index)
+    # For each iteration, whether all iterations of its case were disturbed.
     all_disturbed = disturbed.groupby(runs["case"]).transform("all")
     runs = runs[~disturbed | all_disturbed]
 
-    repeats = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
-    cases = repeats.median().add_prefix("measured_")
-    spread = repeats.agg(mean_difference) / repeats.median()
-    cases["repeats"] = repeats.size()
+    rounds = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
+    cases = rounds.median().add_prefix("measured_")
+    spread = rounds.agg(mean_difference) / rounds.median()
+    cases["repeats"] = rounds.size()
     cases["repeatability"] = spread["iteration_s"]
     cases["repeatability_exposed"] = spread["exposed_communication_s"]
     conditions = {
@@ -117,17 +119,17 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     }
     cases = cases.join(runs.groupby("case").agg(conditions))
     cases["marked"] = all_disturbed.groupby(runs["case"]).any()
-    # Cases of older versions are never marked.
+    # Cases of older versions, which do not say what was disturbed, are never marked.
     cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & knows_disturbed
     return keys.join(cases).reset_index()
 
 
 def mean_difference(values: pd.Series) -> float:
-    """Return the mean absolute difference over all pairs of repeats, NaN for a single repeat."""
-    repeats = values.to_numpy()
-    differences = np.abs(repeats[:, None] - repeats)
-    # Each pair once, above the diagonal.
-    of_pairs = differences[np.triu_indices(len(repeats), 1)]
+    """Return the mean absolute difference over all pairs of values, NaN for a single value."""
+    numbers = values.to_numpy()
+    differences = np.abs(numbers[:, None] - numbers)
+    # The part of the square matrix above its diagonal, which has each pair once.
+    of_pairs = differences[np.triu_indices(len(numbers), 1)]
     if not len(of_pairs):
         return math.nan
     return float(of_pairs.mean())
@@ -139,7 +141,7 @@ def calibrated(
     draws: int = DRAWS,
     slowdown: pd.DataFrame | None = None,
 ) -> Calibration:
-    """Return a calibration that also has the costs of every rival model.
+    """Return the costs of our model and of every rival model, fitted to measured messages.
 
     Parameters
     ----------
@@ -148,9 +150,11 @@ def calibrated(
     form : str, optional
         The form of our model's cost.
     draws : int, optional
-        How many draws of the cost are made for intervals.
+        How many draws of the cost are made for intervals. Each is fitted to a resample of
+        the samples.
     slowdown : DataFrame, optional
-        Measurements of how messages and compute slow each other down.
+        Measurements of how messages and compute slow each other down. By default,
+        predictions do not count this.
     """
     return Calibration.of(
         collectives, form, draws, also=rivals.TRIAL_COSTS, slowdown=slowdown
@@ -177,8 +181,8 @@ def validate(
     selections : mapping of str to Selecting, optional
         Selection times by the hash that a sparse case carries.
     compute_scatter : mapping of str to ndarray, optional
-        The scatter of compute by the hash of the profile. It counts for cases of real
-        training.
+        Times of iterations of one worker alone over their median, by the hash of the
+        profile. By default compute does not scatter.
 
     Returns
     -------
@@ -191,8 +195,9 @@ def validate(
         <model>_error, <model>_paired_error, <model>_exposed_error
             The relative errors of these, as `_with_errors` describes them.
         lower_s, upper_s
-            The ends of the prediction interval of our model in seconds, without the
-            drift of compute. They are NaN if the costs have no draws.
+            The ends of the prediction interval of our model in seconds. The interval leaves
+            out how compute has drifted since its profile. The ends are NaN if the costs
+            have no draws.
         contention
             Whether the prediction counts how messages and compute slow each other down.
         predicted_compute_s
@@ -202,11 +207,17 @@ def validate(
     predicted = []
     for row in cases.to_dict("records"):
         case = Case.from_row(row)
+        # The compute of a replay does not scatter, because a replay sleeps for its times.
         scatter = predictor.STEADY
         if case.kind == TRAINING and compute_scatter:
             scatter = compute_scatter.get(case.profile_sha256, predictor.STEADY)
         ours = forecast_case(
-            case, workloads, calibration, selections, row["copy_s_per_byte"], scatter
+            case,
+            workloads,
+            calibration,
+            selections,
+            copy_s_per_byte=row["copy_s_per_byte"],
+            compute_scatter=scatter,
         )
         communication = calibration.of_case(case)
         seconds = predicted_times(ours, communication.costs_by_form)
@@ -225,7 +236,10 @@ def validate(
 
 
 def _rescaled_times(ours: Forecast, measured_compute_s: float) -> tuple[float, float]:
-    """Return the iteration and exposed communication with the measured compute time."""
+    """Return our prediction with all layers scaled to the measured compute time.
+
+    The two numbers are the iteration and its exposed communication in seconds.
+    """
     workload = ours.iteration.workload
     scaled = workload.scaled(measured_compute_s / workload.compute_s)
     return rivals.times(replace(ours.iteration, workload=scaled).prediction)
@@ -234,10 +248,10 @@ def _rescaled_times(ours: Forecast, measured_compute_s: float) -> tuple[float, f
 def _with_errors(cases: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return the cases with three relative errors of each model.
 
-    ``<model>_error`` is of the iteration and ``<model>_exposed_error`` of the exposed
-    communication. ``<model>_paired_error`` is of the iteration with the measured
-    compute time instead of the predicted one, so that only exposed communication
-    differs.
+    The models are those of ``names``. ``<model>_error`` is of the iteration and
+    ``<model>_exposed_error`` of the exposed communication. ``<model>_paired_error`` is of
+    the iteration with the measured compute time instead of the predicted one, so that only
+    exposed communication differs.
     """
     iteration_s = cases["measured_iteration_s"]
     exposed_s = cases["measured_exposed_communication_s"]
@@ -261,12 +275,14 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The cases with ``lab``, such as "4 x 1gbit", and ``inside``, whether the median
-        lies in its interval. For real training this is the interval of the paired
-        prediction, whose two ends have the measured compute time.
+        The cases with ``lab``, such as "4 x 1gbit" for four ranks, and ``inside``, whether
+        the median iteration lies in its interval. For real training, ``lower_s`` and
+        ``upper_s`` become the ends of the paired prediction, which has the measured compute
+        time.
     """
-    # Predictions with contention are of real training, whose compute drifts between the
-    # profile and the run. Replays sleep for their compute times.
+    # Only predictions of real training count contention, that messages and compute slow each
+    # other down. Real compute drifts between the profile and the run. Replays sleep for their
+    # compute times, so that these do not drift.
     if "contention" in cases:
         drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
         drifted_s = drifted_s.where(cases["contention"], 0.0)
@@ -284,6 +300,7 @@ def sends_one_message(cases: pd.DataFrame) -> pd.Series:
 
     Such a plan overlaps nothing, so that its error tests no model of overlap.
     """
+    # The ends of a plan's messages are listed with ";" between them.
     return ~cases["ends"].astype(str).str.contains(";")
 
 
@@ -328,7 +345,7 @@ def judge(
     # intervals of the form "table", and do not belong to the predictions of another form.
     uses_frozen = form == "table"
     frozen_ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
-    # Draws take time, and are needed only for intervals that are not frozen.
+    # Draws of the cost take time, and are needed only for intervals that are not frozen.
     all_frozen = runs["case"].isin(frozen_ends.dropna().index).all()
     draws = 0 if uses_frozen and all_frozen else DRAWS
     calibration = calibrated(
@@ -384,22 +401,26 @@ def joined(campaign: Source) -> pd.DataFrame:
     )
     cases = measured(runs).set_index("case")
     for name, quantity in product(PREDICTED, ("iteration", "exposed")):
-        # Older campaigns lack the models that came later.
+        # Older campaigns lack the models that came later, whose predictions are NaN.
         cases[f"{name}_{quantity}_s"] = seconds.get((name, quantity), np.nan)
     cases["lower_s"] = seconds[OURS, "lower"]
     cases["upper_s"] = seconds[OURS, "upper"]
+    # An iteration is its compute and its exposed communication.
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
-    # By this column, intervals of real training are moved by the drift of compute.
+    # This column says which intervals `labelled` moves by the drift of compute.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
 
 
 def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
-    """Raise UserError if runs name another table of predictions than the campaign's."""
+    """Raise UserError if runs name another table of predictions than the campaign's.
+
+    Runs name the table by the first digits of its hash, in their column ``predicted``.
+    """
+    # A campaign has a single table of predictions.
     (path,) = store.list_tables(campaign.directories[0], "predicted-*.csv")
-    # Runs carry the first digits of the hash.
     digits = int(runs["predicted"].str.len().max())
     digest = str(store.load_stamp(path)["sha256"])[:digits]
     others = set(runs["predicted"]) - {digest}
@@ -410,12 +431,13 @@ def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
 
 
 def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the number of iterations of each case (``runs``), and of those in its interval.
+    """Return the iterations of each case, ``runs``, and how many its interval holds, ``covered``.
 
-    The latter column is ``covered``. ``cases`` are by case.
+    The index of ``cases`` is the case.
     """
+    # With the case of each iteration, ``map`` gives every iteration the value of its case.
     case = runs["case"]
-    # Each iteration is judged with its own compute time, if it really trains.
+    # If an iteration really trains, its interval is moved to its own compute time.
     drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
     drifted_s = drifted_s.where(case.map(cases["contention"]), 0.0)
     lower_s = case.map(cases["lower_s"]) + drifted_s
@@ -456,7 +478,7 @@ def live() -> pd.DataFrame:
 
 
 def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
-    """Return the scores of predictions that a reader asks for first.
+    """Return the counts, errors and coverages that sum up how good predictions are.
 
     Parameters
     ----------
@@ -468,13 +490,16 @@ def summary(cases: pd.DataFrame, runs: pd.DataFrame) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        Counts, absolute relative errors of our model and of two bounds, the coverage of
-        cases and of iterations, and ``half_width_share``, the median half width of an
-        interval relative to the prediction.
+        ``cases`` and ``iterations`` are counts. Errors are relative and without sign, of our
+        model and of the models with no and with perfect overlap.
+        ``median_repeatability`` is that of `measured`. The coverages are the shares of
+        cases and of single iterations in their intervals, and ``half_width_share`` is the
+        median half width of an interval relative to the prediction.
     """
     bounds = ("no_overlap", "perfect_overlap")
     errors = {name: cases[f"{name}_error"].abs() for name in (OURS, *bounds)}
     ends = cases.set_index("case")[["lower_s", "upper_s"]]
+    # Each iteration with the interval of its case.
     single = runs[runs["case"].isin(ends.index)].join(ends, on="case")
     inside = single["iteration_s"].between(single["lower_s"], single["upper_s"])
     half_s = (cases["upper_s"] - cases["lower_s"]) / 2
@@ -508,20 +533,20 @@ def much_exposed(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
-    """Return how much larger our absolute paired error is than the error of a rival.
+    """Return how much larger our absolute paired error is than that of a rival.
 
     Parameters
     ----------
     cases : DataFrame
-        Cases with the errors of both models.
+        Cases with the paired errors of both models, ``<model>_paired_error``.
     rival : str
         The rival model.
 
     Returns
     -------
     mean, lower, upper : float
-        The mean difference over all cases, and its 95% bootstrap interval. It is negative if
-        our model errs less. The bootstrap draws clusters, not single cases, because the
+        The mean difference over all cases, negative if our model errs less, and its 95%
+        bootstrap interval. The bootstrap draws clusters, not single cases, because the
         cases of one network on one link share errors.
     """
     ours = cases[f"{OURS}_paired_error"].abs()
@@ -530,10 +555,12 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     cluster = [cases["network"], cases["link"]]
     of_clusters = differences.groupby(cluster).agg(["sum", "size"])
     n = len(of_clusters)
-    # One row for each resample, of n clusters. Those with more cases weigh more. The fixed
-    # seed gives the same interval each time.
+    # One row for each of 10,000 resamples, of n clusters. The fixed seed gives the same
+    # interval each time.
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
     of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
+    # The mean of a resample is its sum over its number of cases, so that clusters with more
+    # cases weigh more.
     sums, sizes = of_resamples.T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
     return float(differences.mean()), float(lower), float(upper)
@@ -547,7 +574,7 @@ _OF_LIVE = {
 
 
 def _of_kind(kind: str, statistic: str, cases: pd.DataFrame) -> float:
-    """Return a statistic of the undisturbed cases of a kind."""
+    """Return one of STATISTICS of the unmarked cases of a kind, replays or real training."""
     of_kind = cases[(cases["kind"] == kind) & ~cases["marked"]]
     return STATISTICS[statistic](of_kind)
 
@@ -623,7 +650,7 @@ class Goal(NamedTuple):
         Returns
         -------
         dict
-            The ``goal``, ``wanted`` in words as reports/goals.csv has them, the
+            The ``goal``, the ``wanted`` bound in words as reports/goals.csv has them, the
             ``reached`` number, and whether the goal ``holds``.
         """
         statistic = STATISTICS.get(self.statistic)
@@ -631,6 +658,7 @@ class Goal(NamedTuple):
             reached = float(statistic(cases))
         else:
             reached = float(cases.eval(self.statistic))
+        # A goal has one bound. The other one is infinite.
         wanted = f"at most {self.at_most:g}"
         if self.at_least > -math.inf:
             wanted = f"at least {self.at_least:g}"
@@ -646,7 +674,10 @@ def goals(campaign: str) -> list[Goal]:
 
 @cache
 def _goals_of(text: str, campaign: str) -> tuple[Goal, ...]:
-    """Return the goals of a campaign in the text of data/goals.yml."""
+    """Return the goals of a campaign in the text of data/goals.yml.
+
+    The text is an argument so that an edited file is parsed again.
+    """
     return tuple(Goal(**entry) for entry in own_yaml(text)[campaign])
 
 
@@ -679,9 +710,13 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
         The rows, with "" where nothing is given. ``held`` of goals is therefore a text,
         "True", "False" or "".
     """
-    rows = _rows_of((places.ROOT / "reports" / f"{name}.csv").read_bytes())
+    # Parsed rows are cached by the content of the file, so that an edited file is parsed
+    # again.
+    content = (places.ROOT / "reports" / f"{name}.csv").read_bytes()
+    rows = _rows_of(content)
     if campaign:
         rows = rows[rows["campaign"] == campaign]
+    # Callers may change their copy, but not the cached rows.
     return rows.copy()
 
 
@@ -704,6 +739,11 @@ def goals_met(standing: str) -> tuple[int, int]:
     standing : str
         "confirmatory" for preset goals, or "exploratory" for those that were set with
         the data in sight.
+
+    Returns
+    -------
+    met, of : int
+        Goals without a number and those of SIZES do not count.
     """
     goals = _with_a_number(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
@@ -721,8 +761,9 @@ def goals_by_set() -> pd.DataFrame:
     """
     goals = _with_a_number(frozen("goals"))
     preset = goals[goals["standing"] == "confirmatory"]
-    met = (preset["held"] == "True").groupby(preset["campaign"], sort=False)
-    return met.agg(["sum", "size"]).set_axis(["met", "preset"], axis=1)
+    is_met = preset["held"] == "True"
+    by_campaign = is_met.groupby(preset["campaign"], sort=False)
+    return by_campaign.agg(["sum", "size"]).set_axis(["met", "preset"], axis=1)
 
 
 OF_SHARDED_INTERVALS = "share of medians in their interval"
@@ -735,9 +776,10 @@ def goal_counts() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``preset`` and ``exploratory`` are the numbers of goals, and ``preset_met`` and
-        ``exploratory_met`` how many of them were met. ``poor_sets`` has the campaigns that
-        met less than half of their preset goals, each with a text such as "1 of 7".
+        ``preset`` and ``exploratory`` are the numbers of goals that were set before and
+        with the data in sight, and ``preset_met`` and ``exploratory_met`` how many of them
+        were met. ``poor_sets`` has the campaigns that met less than half of their preset
+        goals, each with a text such as "1 of 7".
         ``sharded_intervals`` is how many sets of sharded training have a goal for their
         intervals, and ``sharded_intervals_met`` how many met it. ``of_95`` has the rows of
         `coverage_of_95`.
@@ -765,11 +807,10 @@ def goal_counts() -> dict[str, Any]:
 def coverage_of_95() -> pd.DataFrame:
     """Return the coverage of nominal 95% intervals, each measurement once.
 
-    A measurement may have several rows of one campaign and one value of
-    ``replayed_or_real``: for single iterations next to medians, for further models, or
-    for all cases next to the unmarked ones. The first of them is what was reported. The
-    campaign "live" holds two measurements, whose runs were quiet or disturbed. Only the
-    note tells these apart.
+    A measurement is a campaign and a value of ``replayed_or_real``. It may have several
+    rows: for single iterations next to medians, for further models, or for all cases next
+    to the unmarked ones. The first row is what was reported. The campaign "live" holds two
+    measurements, whose runs were quiet or disturbed. Only the note tells these apart.
 
     Returns
     -------
@@ -784,7 +825,9 @@ def coverage_of_95() -> pd.DataFrame:
 
 
 def outcome(campaign: str) -> str:
-    """Return which goals a campaign met and missed, and if predictions preceded its runs.
+    """Return in words which goals a campaign met and missed.
+
+    The text also says so if no predictions were committed before the runs of the campaign.
 
     Raises
     ------
@@ -814,6 +857,7 @@ def outcome(campaign: str) -> str:
         sentences.append(sentence)
     if not sentences:
         sentences.append("No goal was set")
+    # The note of a goal or of an interval says if its predictions preceded the runs.
     notes = [*rows["note"], *intervals["note"]]
     if not any("predictions committed" in note for note in notes):
         sentences.append("No table of predictions was committed before the runs")

@@ -26,9 +26,9 @@ Draw = Callable[[np.random.Generator], tuple[Workload, MessageCost]]
 
 
 def iteration_s(workload: Workload, plan: FusionPlan, cost: MessageCost) -> float:
-    """Return the seconds of an iteration under a plan.
+    """Return the predicted seconds of an iteration under a plan.
 
-    Selections of gradients are included if the cost has them.
+    If the cost is of sparse messages, the time to select gradients is included.
     """
     if cost.selects:
         return sparse_iteration(workload, plan, cost).prediction.iteration_s
@@ -54,16 +54,17 @@ def random_audit(
     Returns
     -------
     DataFrame
-        One row for each network and planner. The columns are ``instance``,
-        ``start_ups_over_compute`` (the start-ups of one message per gradient over the
-        compute time), ``planner`` and ``gap`` (its iteration over the best one, minus
-        1).
+        One row for each network and planner. The columns are ``instance`` (the number of
+        the network), ``start_ups_over_compute`` (the start-ups of one message per gradient
+        over the compute time), ``planner`` and ``gap`` (its iteration over that of the best
+        plan, minus 1).
     """
     random = np.random.default_rng(seed)
     rows = []
     for instance in range(instances):
         workload, cost = draw(random)
         start_ups = workload.n * cost.startup_s() / workload.compute_s
+        # The planner "exact" finds the best of all plans.
         best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)
         for planner in planners:
             planned_s = iteration_s(workload, make_plan(planner, workload, cost), cost)
@@ -90,12 +91,13 @@ DENSE = (
 
 
 def dense_draw(rng: np.random.Generator) -> tuple[Workload, AlphaBeta]:
-    """Return a network of 5 to 40 tensors, and a straight line as its cost.
+    """Draw a network of 5 to 40 tensors, and a straight line as the cost of its messages.
 
-    Sizes, times of layers and costs are spread over decades. Compute takes 1 s, of
-    which forward takes a third.
+    Sizes, times of layers and costs are drawn evenly in their logarithms. Compute takes 1 s,
+    of which forward takes a third.
     """
     n = int(rng.integers(5, 41))
+    # Bytes.
     sizes = (10 ** rng.uniform(3, 7.5, n)).astype(np.int64)
     backward_s = 10 ** rng.uniform(-2, 0, n)
     backward_s *= 2 / 3 / backward_s.sum()
@@ -119,11 +121,14 @@ SELECTION = Log(PUBLISHED_GAMMA_S)
 def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
     """Return the cost of omgs Eq 11: alpha_s, and beta_s for each dense element.
 
-    A sparse message is two gathers, one of values and one of indices.
+    A sparse message is two gathers, one of values and one of indices. A dense element is an
+    element of a gradient before the selection.
     """
-    # Of each dense element, all ranks together gather this many bytes on average.
+    # Each worker sends a value and an index of the share DENSITY of the dense elements, so
+    # that all workers gather this many bytes for each of them.
     gathered_bytes = 2 * ELEMENT_BYTES * WORKERS * DENSITY
     s_per_byte = beta_s / gathered_bytes
+    # The start-up alpha_s is divided between the two gathers.
     gather = AlphaBeta(
         alpha_s / 2, s_per_byte, collective="all_gather", workers=WORKERS
     )
@@ -131,10 +136,10 @@ def linear_cost(alpha_s: float, beta_s: float) -> SparseGather:
 
 
 def ends_as_printed(workload: Workload, cost: SparseGather) -> list[int]:
-    """Return where groups of layers end by omgs Algorithm 1 with all its printed errors.
+    """Return the last layer of each message by omgs Algorithm 1 with all its printed errors.
 
-    Layers are counted from 1 in ready order, as in notebook 09. The planner ``omgs`` is
-    the same algorithm without the errors.
+    Layers are counted from 1 in the order in which their gradients are ready, as in notebook
+    09. The planner ``omgs`` is the same algorithm without the errors.
     """
     instance = of_planning(workload, cost)
     merged = find_merged_layers(instance, repairs=frozenset())
@@ -144,7 +149,7 @@ def ends_as_printed(workload: Workload, cost: SparseGather) -> list[int]:
 def random_workload(
     rng: np.random.Generator, tensors: range
 ) -> tuple[Workload, float, float]:
-    """Return a random network and the two constants of omgs Eq 11.
+    """Draw a network and the two constants of omgs Eq 11.
 
     Parameters
     ----------
@@ -156,8 +161,8 @@ def random_workload(
     Returns
     -------
     workload : Workload
-        Sizes are whole thousands of elements. They and the times are spread over
-        decades.
+        Sizes are whole thousands of elements. The logarithms of sizes and of backward times
+        are drawn evenly. Forward takes half as long as backward.
     alpha_s, beta_s : float
         The seconds of a message, and those of each of its elements.
     """
@@ -172,6 +177,6 @@ def random_workload(
 
 
 def sparse_draw(rng: np.random.Generator) -> tuple[Workload, SparseGather]:
-    """Return a `random_workload` of 2 to 40 tensors with its cost."""
+    """Draw a `random_workload` of 2 to 40 tensors, and the cost of its sparse messages."""
     workload, alpha_s, beta_s = random_workload(rng, range(2, 41))
     return workload, linear_cost(alpha_s, beta_s)

@@ -18,12 +18,13 @@ DRAWS = 2000
 
 
 def steps(source: Source) -> pd.DataFrame:
-    """Return the rate of computation of every layer profile.
+    """Return the rate at which the training step of every layer profile computes.
 
     Parameters
     ----------
     source : Source
-        Tables of layers, and of products of matrices as ``peaks``.
+        Tables of layers, and of products of matrices as ``peaks``. Without layers the
+        result has no row.
 
     Returns
     -------
@@ -38,10 +39,10 @@ def steps(source: Source) -> pd.DataFrame:
     layers = source.table("layers").groupby(profile)
     sums = layers[["flops", "forward_s", "backward_s"]].sum()
     layers_s = sums["forward_s"] + sums["backward_s"]
-    # Where the host limited a profile, the time that the GPU itself needs.
+    # Where the host limited a profile, its time is scaled to what the GPU itself needs.
     scales = _scales_to_graph(source)
     layers_s *= [scales.get(key, 1.0) for key in sums.index]
-    # Backward does twice as many operations as forward.
+    # ``flops`` are those of forward. Backward does twice as many.
     rates = (3 * sums["flops"] / layers_s).rename("rate").reset_index()
     peaks: dict[tuple[str, str], float] = {}
     if source.has("peaks"):
@@ -51,11 +52,12 @@ def steps(source: Source) -> pd.DataFrame:
 
 
 def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
-    """Return by how much to scale profiles whose iterations the host limited.
+    """Return by which factor to scale the times of profiles that the host limited.
 
-    The GPU itself needs the time of the iteration as one CUDA graph, which the host does
-    not have to issue. The keys are network, device, precision, batch and ranks. Profiles
-    without such a time are left out.
+    The host limits an iteration if it takes longer to issue kernels than the GPU takes to
+    run them. The GPU itself needs the time of the iteration as one CUDA graph, whose kernels
+    the host does not issue one by one. The keys are network, device, precision, batch and
+    ranks. Profiles that the host did not limit, or without a time as a graph, are left out.
     """
     scales: dict[tuple[object, ...], float] = {}
     if not source.has("samples"):
@@ -64,7 +66,8 @@ def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
     for profile, samples in source.table("samples").groupby(key):
         medians = samples.groupby("quantity")["seconds"].median()
         if "graph_iteration" in medians and issue_share(samples) > HOST_BOUND:
-            # Unhooked iterations ran without the hooks that time single layers.
+            # Unhooked iterations ran without the hooks that time single layers, which the
+            # graph does not have either.
             scale = medians["graph_iteration"] / medians["unhooked_iteration"]
             # The host makes no iteration shorter.
             scales[profile] = min(1.0, float(scale))
@@ -91,14 +94,15 @@ def kernel_shares(
     DataFrame
         One row for each machine, device, precision and kernel. The columns are
         ``machine``, ``device``, ``precision``, ``unit`` ("FLOP/s" or "B/s"), ``kernel``,
-        ``rate`` (a median), ``peak`` (the fastest sample of any product or copy) and
-        ``share``.
+        ``rate`` (a median), ``peak`` (the fastest sample of any product of this device and
+        precision, or of any copy) and ``share`` (``rate`` over ``peak``).
     """
     key = ["machine", "device", "precision", "unit"]
     tables = []
     for machine, source in sources.items():
         timed = pd.concat([_products(source), _copies(source)])
         timed = timed.assign(machine=machine)
+        # Steps of networks set no peak.
         peaks = timed.groupby(key)["rate"].max().rename("peak").reset_index()
         network_steps = _network_steps(source, networks).assign(machine=machine)
         kernels = pd.concat([network_steps, timed])
@@ -111,18 +115,23 @@ def _products(source: Source) -> pd.DataFrame:
     """Return each timed product with its ``unit``, ``kernel`` and ``rate`` in FLOP/s."""
     products = source.table("peaks")
     names = products["kernel"] + " of " + products["side"].astype(str)
+    # A product of square matrices has side^3 multiply-adds, each of two operations.
     rates = 2.0 * products["side"] ** 3 / products["seconds"]
     return products.assign(unit="FLOP/s", kernel=names, rate=rates)
 
 
 def _copies(source: Source) -> pd.DataFrame:
-    """Return each timed copy with its ``unit``, ``kernel`` and ``rate`` in bytes/s."""
+    """Return each timed copy with its ``unit``, ``kernel`` and ``rate`` in bytes/s.
+
+    Only copies within one memory count: of a CPU ("memcpy") or of a GPU ("d2d").
+    """
     if not source.has("copies"):
         return pd.DataFrame()
     copies = source.table("copies").query("copy in ('memcpy', 'd2d')")
     copies = copies.sort_values("bytes")
     names = "copy of " + copies["bytes"].map(format_bytes)
-    # A copy reads each byte and writes it. It has no precision, and a group of its own.
+    # A copy reads each byte and writes it. Copies have no precision. The word "copies" in its
+    # place groups them apart from products.
     rates = 2.0 * copies["bytes"] / copies["seconds"]
     return copies.assign(unit="B/s", kernel=names, rate=rates, precision="copies")
 
@@ -131,11 +140,13 @@ def _network_steps(source: Source, networks: Sequence[str]) -> pd.DataFrame:
     """Return the `steps` of networks on one rank with their ``unit`` and ``kernel``."""
     rows = steps(source).query("ranks == 1 and network in @networks")
     names = "step of " + rows["network"].map(specs.network_title)
-    # Medians over batches would be of no step at all, so that each batch has its own name.
+    # `kernel_shares` takes the median of the rows with one name. Steps of different batches
+    # are therefore named apart.
     of_network = rows.groupby(["network", "device"])["batch"]
     has_several = of_network.transform("nunique") > 1
     names = names.mask(has_several, names + ", batch " + rows["batch"].astype(str))
     rows = rows.assign(unit="FLOP/s", kernel=names)
+    # A sequence need not have the method index.
     order = [*networks]
     return rows.sort_values("network", key=lambda names: names.map(order.index))
 
@@ -151,9 +162,11 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each kernel and kind of communication, with medians: ``seconds``,
-        ``bytes_per_s`` (that communication moved), ``overlap_share`` (of the time of the
-        kernel), ``alone_s`` and ``slowdown`` (``seconds`` over ``alone_s``).
+        One row for each kernel and setting of the communication, with medians:
+        ``seconds`` (of the kernel), ``bytes_per_s`` (that communication moved),
+        ``overlap_share`` (the share of the kernel's time in which communication went on),
+        ``alone_s`` (the kernel without communication) and ``slowdown`` (``seconds`` over
+        ``alone_s``).
     """
     kernel = ["kernel", "device", "ranks"]
     communication = [
@@ -166,8 +179,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     columns = ["seconds", "bytes_per_s", "overlap_share"]
     medians = contention.groupby([*kernel, *communication])[columns].median()
     rows = medians.reset_index()
-    # Between ranks, a kernel is timed alone once for every setting of blocks and threads.
-    # All of these times count.
+    # Between ranks, a kernel is timed alone once more for every setting of blocks and threads.
+    # The median over all of these times is taken.
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(kernel)["seconds"].median().rename("alone_s")
     beside = rows[~is_alone].join(alone_s, on=kernel)
@@ -182,19 +195,20 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
     runs : DataFrame
         Iterations by ``plan`` and round (``repeat``).
     plan : str
-        The plan.
+        The plan. Networks and labs in which it did not run have no row.
 
     Returns
     -------
     DataFrame
-        One row for each network, lab and other plan. ``ratio`` is the median over
-        ``pairs`` rounds of the iteration of the ``other`` plan over that of the plan, so
-        that the plan is faster if the ratio is above 1. ``lower`` and ``upper`` are the
-        95% bootstrap interval of this median.
+        One row for each network, lab (``link`` and ``workers``) and ``other`` plan.
+        ``ratio`` is the median, over the ``pairs`` rounds in which both plans ran, of the
+        iteration of the other plan over that of ``plan``. ``plan`` is faster if the ratio is
+        above 1. ``lower`` and ``upper`` are the 95% bootstrap interval of this median.
     """
     rng = np.random.default_rng(0)
     rows = []
     for lab, lab_runs in runs.groupby(["network", "link", "workers"], sort=False):
+        # The mean iteration of each round (row) and plan (column).
         table = lab_runs.pivot_table(
             index="repeat", columns="plan", values="iteration_s"
         )
@@ -202,8 +216,8 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
             continue
         for other in table.columns.drop(plan):
             ratios = (table[other] / table[plan]).dropna().to_numpy()
-            drawn = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
-            lower, upper = interval(drawn)
+            drawn_medians = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
+            lower, upper = interval(drawn_medians)
             rows.append((*lab, other, ratios.size, np.median(ratios), lower, upper))
     columns = [
         "network",

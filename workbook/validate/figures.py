@@ -50,8 +50,9 @@ def every_case(
     """
     training = training[~sends_one_message(training)]
     is_trained = live["kind"] == TRAINING
-    # Errors of live trainings are paired too. Their recorded prediction already has the
-    # compute time that was measured around the run.
+    # Each kind of cases has its name, its cases, and the column of its errors. Errors of live
+    # trainings are paired, too, because their recorded prediction already has the compute
+    # time that was measured around the run.
     kinds = [
         (f"{len(replays)} replays", replays, "error"),
         (f"{(~is_trained).sum()} live replays", live[~is_trained], "error"),
@@ -60,6 +61,7 @@ def every_case(
         (f"{is_trained.sum()} live trainings", live[is_trained], "error"),
     ]
     models = {OURS: "our model", "no_overlap": "no overlap"}
+    # Errors by the name of the row.
     rows = {}
     styles = []
     for model, name in models.items():
@@ -107,11 +109,11 @@ PLANS = {
 def training_errors(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by our model and by two trivial models.
 
-    A paired error compares what a model predicts for exposed communication with the
-    measured step without its own compute, and is a share of the measured step. The grey
-    band is the repeatability of the same quantity. A plan with one message overlaps
-    nothing, so that it tests no model of overlap. Its row is the last one of its
-    network and link, and grey.
+    A paired error is the exposed communication that a model predicts less the measured one,
+    which is the measured step without its compute, as a share of the measured step. The
+    grey band around 0 shows how far the measured one differs between rounds. A plan with one
+    message overlaps nothing, so that it tests no model of overlap. Its row is the last one
+    of its network and link, and grey.
 
     Parameters
     ----------
@@ -121,7 +123,8 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     one_message = sends_one_message(cases)
     cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
-    # Each network and link has a row with its title, then a row for each plan.
+    # Each network and link has a row with its title, then a row for each plan. ``names`` has
+    # all rows, and ``rows`` the row number of each case.
     names: list[str] = []
     rows: list[int] = []
     for (network, link), runs in cases.groupby(["network", "link"], sort=False):
@@ -134,7 +137,8 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
     columns = {f"{role}_paired_error": role for role in TRIVIAL}
     errors = 100 * cases[[*columns]].rename(columns=columns)
-    # Titles have no errors. Those of plans with one message are drawn in grey below.
+    # The rows of titles get no errors. Errors of plans with one message are drawn in grey
+    # below.
     shown = errors.loc[tested.index].reindex(range(len(names)))
     repeats = 100 * paired_repeatability(cases).reindex(range(len(names)))
     figure, ax = plots.canvas(height=1.5 + 0.28 * len(names))
@@ -163,7 +167,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
 
 def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
-    """Return how far two rounds differ in the step without its compute, as a share of the step.
+    """Return how far two rounds differ in exposed communication, as a share of the step.
 
     Parameters
     ----------
@@ -171,12 +175,17 @@ def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
         Cases, as `accuracy.labelled` returns them.
     """
     exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
+    # This repeatability is a share of exposed communication.
     return cases["repeatability_exposed"] * exposed
 
 
 def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
-    """Set names of networks in bold, and those of plans with one message in grey."""
+    """Set the titles of networks in bold, and the names of plans with one message in grey.
+
+    The index of ``cases`` has their rows.
+    """
     for row, name in enumerate(ax.get_yticklabels()):
+        # The row of a title has no case.
         if row not in cases.index:
             name.set_fontweight("bold")
         elif cases.loc[row, "one_message"]:
@@ -204,6 +213,9 @@ rows with measured slowdowns come first, then the two without."""
 
 def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by two costs of messages, with and without slowdowns.
+
+    The costs are that of our model and a straight line. Slowdowns are how much messages and
+    compute slow each other down. A paired error has the measured compute time.
 
     Parameters
     ----------
@@ -248,14 +260,16 @@ DECIDES = {
 def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     """Draw errors of messages in labs that were left out of the fit that predicts them.
 
-    There is a panel for each of KINDS, in which errors have a row for each of DECIDES.
+    There is a panel for each of KINDS. Its rows are by what decides the time of a message, its
+    start-up, its bytes or both (DECIDES).
 
     Parameters
     ----------
     errors : DataFrame
         Errors, as `labs.held_out` returns them.
     medians : Series
-        Medians of the absolute errors, by kind and lab. Labs up to WELL count as predicted.
+        Medians of the absolute errors, by kind and lab. Labs with a median of at most WELL
+        count as predicted.
     """
     figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
     for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
@@ -293,10 +307,11 @@ OWN_TITLES = {
 
 
 def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
-    """Draw predicted and measured gains of advised plans, before and after goals were set.
+    """Draw predicted and measured gains of plans over PyTorch's default.
 
-    Rows of advised changes are named. The other pairs, whose advice is to keep the
-    default, are drawn closer together below them.
+    One panel has the pairs of a network and a link from before goals were set, and the other
+    those from after. Rows of pairs for which a change of plan is advised are named. The other
+    pairs, whose advice is to keep the default, are drawn closer together below them.
 
     Parameters
     ----------
@@ -308,12 +323,13 @@ def advised_gains(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
     for ax, (when, gains) in zip(axes, panels.items(), strict=True):
         _draw_gains(ax, gains)
         plots.heading(ax, f"{when}:\n{_in_interval(gains)} inside")
-    # Row numbers grow downwards. With the limits of the longer panel, rows are equally far
-    # apart in both.
+    # Row numbers grow downwards, so that the lower limit is the larger number. With the limits
+    # of the longer panel, rows are equally far apart in both.
     bottom = max(ax.get_ylim()[0] for ax in axes)
     for ax in axes:
         ax.set_ylim(bottom, TOP)
     every = pd.concat(panels.values())
+    # Whether each advised change gained time.
     gained = every.loc[every["advised"], "measured"] > 0
     plots.title(
         figure,
@@ -332,7 +348,11 @@ def _in_interval(gains: pd.DataFrame) -> str:
 
 
 def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
-    """Draw one panel of `advised_gains`, the largest predicted gain of each group on top."""
+    """Draw one panel of `advised_gains`.
+
+    First are the pairs for which a change is advised, then the others. In each of the two
+    groups, the largest predicted gain is on top.
+    """
     gains = gains.sort_values("gain", ascending=False)
     advised = gains[gains["advised"]]
     unchanged = gains[~gains["advised"]]
@@ -342,7 +362,8 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
         first_unchanged + UNCHANGED_STEP * row for row in range(len(unchanged))
     ]
 
-    # Rows are named below, because not each of them has a name of its own.
+    # This draws the line at 0 and sets up the axes. Rows are named below, because not each of
+    # them has a name of its own.
     case_rows(ax, [], reference=0.0)
     # Rows without an advised change share one name, in the middle of them.
     names = [_pair_title(pair) for pair in advised[["network", "link"]].to_numpy()]
@@ -355,8 +376,8 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
 
     model = look("model")
     measured = look("measured")
-    # Matplotlib leaves labels that begin with an underscore out of the legend, so that it
-    # names each marker once.
+    # Matplotlib leaves labels that begin with an underscore out of the legend. The legend
+    # therefore names each marker once, as it looks in the rows of advised changes.
     groups = (
         (advised, range(len(advised)), model.color, ""),
         (unchanged, unchanged_rows, SOFT, "_"),

@@ -18,10 +18,11 @@ INTERVALS = ["gain", "low", "high", "measured", "measured_low", "measured_high"]
 
 
 def of_campaign(campaign: Source) -> pd.DataFrame:
-    """Return the gain of the plan that would have been advised, for each network and link.
+    """Return the gain of the best predicted plan, for each network and link.
 
-    Only plans that were trained are considered. The predicted interval is one for the
-    measured gain, so it contains the noise of rounds and what the model misses.
+    Only plans that were trained are considered, and not PyTorch's default, over which the
+    gain is counted. The predicted interval is for the gain that is measured. It therefore
+    allows for the noise of rounds and for the error of the model.
 
     Parameters
     ----------
@@ -33,9 +34,10 @@ def of_campaign(campaign: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each pair of a network and a link. The columns are ``network``,
-        ``link``, ``plan``, ``advised`` (whether a change is advised) and those of
-        `INTERVALS`, as shares of a step under PyTorch's default.
+        ``link``, ``plan``, ``advised`` (whether a change to the plan is advised) and those
+        of `INTERVALS`, as shares of a step under PyTorch's default.
     """
+    # Both are by the hash of the layer profile.
     profiles = campaign.workloads()
     scatter = campaign.compute_scatter()
     calibration = Calibration.of(
@@ -43,9 +45,10 @@ def of_campaign(campaign: Source) -> pd.DataFrame:
     )
     rows = []
     for (network, link), runs in campaign.table("runs").groupby(PLACE):
-        # The runs of a pair differ in their plans alone. All have the profile of the first.
+        # The runs of a pair differ in their plans alone, so that the first run stands for all.
         case = Case.from_row(runs.iloc[0].to_dict())
         profile = case.profile_sha256
+        # With gradient accumulation, a step has several forward and backward passes.
         workload = profiles[profile].accumulated(case.accumulate)
         communication = calibration.of_case(case)
         advice = Advice.of(workload, communication, scatter[profile])
@@ -60,21 +63,23 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
     Parameters
     ----------
     advice : Advice
-        The plans, ranked by their prediction.
+        The plans, ranked by their predicted gains.
     runs : DataFrame
-        The iterations of the pair.
+        The measured iterations of the pair under several plans.
     """
     rounds = _seconds_of_rounds(runs, advice)
+    # The best plan by its prediction that was trained, other than the default.
     best = next(
         option
         for option in advice.ranked
         if option.name != DEFAULT and option.name in rounds
     )
-    # Every cell of rounds is the median of so many iterations.
+    # Each median in ``rounds`` is over as many iterations.
     iterations = len(runs) // rounds.size
-    predicted = advice.gain(best, len(rounds), iterations)
+    predicted = advice.gain(best, rounds=len(rounds), iterations_per_round=iterations)
     measured = measured_gain(rounds, best.name)
-    # The rule of the advice looks at the interval of the costs alone.
+    # A change is advised by its gain in the long run, whose interval is narrower, because no
+    # noise of a measurement is in it.
     least_gain, _ = advice.gain(best).interval
     shares = [
         predicted.share,
@@ -90,12 +95,15 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def _seconds_of_rounds(runs: pd.DataFrame, advice: Advice) -> pd.DataFrame:
-    """Return the median iteration of each round (a row) and plan (a column, by the advice's name)."""
+    """Return the median iteration of each round and plan in seconds.
+
+    Rounds are rows. Columns are the names that the advice gives to the plans.
+    """
     seconds = runs.pivot_table(
         index="repeat", columns="ends", values="iteration_s", aggfunc="median"
     )
-    # Runs list the ends of a plan's buckets. The advice may have another name for the same
-    # plan.
+    # The columns are so far the ends of a plan's buckets, such as "3;7;9". By these ends a plan
+    # of the runs is found in the advice, which may have another name for it.
     names = {
         ";".join(map(str, option.iteration.plan.ends)): option.name
         for option in advice.ranked
@@ -104,7 +112,9 @@ def _seconds_of_rounds(runs: pd.DataFrame, advice: Advice) -> pd.DataFrame:
 
 
 def after_goals() -> pd.DataFrame:
-    """Return the pairs of a network and a link that `ddlkit advise` met after goals had been set.
+    """Return the gains of the pairs of a network and a link that were tried after goals were set.
+
+    `ddlkit advise` was given these pairs.
 
     Returns
     -------

@@ -30,21 +30,25 @@ def waking(echoes: pd.DataFrame) -> float:
     Parameters
     ----------
     echoes : DataFrame
-        Measured echoes of payloads of ``bytes`` in ``seconds``.
+        Measured round trips over the links of labs (``link``): a payload of ``bytes`` and
+        its echo take ``seconds``.
 
     Returns
     -------
     float
         The seconds of an echo beyond its four delays and its bytes, for each second of
-        the delay of a link: the slope of a straight line.
+        the delay of a link. This is the slope of a straight line through all links with a
+        delay.
     """
+    # Only echoes that are sent one at a time.
     single = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
     medians = single.groupby(["link", "ranks"])[["seconds", "bytes"]].median()
     medians = medians.reset_index()
     links = medians["link"].map(read_link)
     delay_s = links.map(lambda link: link.delay_s)
     rate_bits_per_s = links.map(lambda link: link.rate_bits_per_s)
-    # An echo passes two links on its way and two on its way back. A byte has 8 bits.
+    # An echo passes the links of both ranks on its way, and again on its way back, which are
+    # four passages. A byte has 8 bits.
     bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / rate_bits_per_s
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
     has_delay = delay_s > 0
@@ -71,11 +75,13 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
     -------
     DataFrame
         One row for each lab and size. The columns are ``kind`` (of the link), ``link``,
-        ``ranks``, ``decides`` ("start-up", "knee" or "bytes"), ``bytes``,
-        ``measured_s``, ``predicted_s`` and ``error``, which is relative.
+        ``ranks``, ``decides`` (what decides the time of a message: its "start-up", its
+        "bytes", or both, "knee"), ``bytes``, ``measured_s``, ``predicted_s`` and
+        ``error``, which is relative.
     """
     all_labs = ring_labs(collectives)
     tables = []
+    # A token bucket (tbf) limits links without a delay. A process emulates those with one.
     for kind, wake_up_of_kind in (("tbf", None), ("emulated", wake_up)):
         has_delay = wake_up_of_kind is not None
         labs = [lab for lab in all_labs if lab.kind == (kind, has_delay)]
@@ -87,13 +93,17 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
 
 
 def _errors(kind: str, lab: RingLab, ring: GlooRing) -> pd.DataFrame:
-    """Return the rows of one lab in the table of `held_out`."""
+    """Return the rows of one lab in the table of `held_out`, one for each size.
+
+    ``kind`` is that of the link, and ``ring`` predicts the lab from all others.
+    """
     predicted_s = ring(lab.bytes)
     return pd.DataFrame(
         {
             "kind": kind,
             "link": lab.link,
             "ranks": lab.workers,
+            # Whether the start-up or the bytes decide the time of a message of this size.
             "decides": _what_decides(lab),
             "bytes": lab.bytes,
             "measured_s": lab.seconds,
@@ -104,11 +114,12 @@ def _errors(kind: str, lab: RingLab, ring: GlooRing) -> pd.DataFrame:
 
 
 def _what_decides(lab: RingLab) -> Floats:
-    """Return what decides the time of each size of a lab: "start-up", "bytes", or both ("knee").
+    """Return what decides the time of a message of each size of a lab, shape (n,).
 
-    One of the two decides if it takes more than twice as long as the other.
+    The "start-up" or the "bytes" decide if they take more than twice as long as the other.
+    Otherwise both do ("knee").
     """
-    # Sizes ascend. The time of the smallest message is taken for the start-up.
+    # Sizes ascend, and the smallest message is nearly all start-up.
     smallest_s = lab.seconds[0]
     link = lab.named
     s_per_byte = wire_s_per_byte(

@@ -59,7 +59,8 @@ class GlooRing:
     workers : int or ndarray
         The number of ranks.
     core_share : float or ndarray
-        The share of all cores that the software of one rank takes while it runs.
+        The share of all cores that the software of one rank takes while it runs. With 0,
+        ranks never wait for a core.
 
     Examples
     --------
@@ -79,23 +80,30 @@ class GlooRing:
         """Return the seconds of an all-reduce, a float for a single size.
 
         An all-reduce has two halves, which take equally long: the ranks add their
-        parts, and then they pass the sums on.
+        parts, and then they pass the sums on. Each half has a step fewer than there are
+        ranks. A step sends one part of the message, which is cut into segments.
         """
         sizes = np.asarray(n_bytes, float)
         ranks = self.workers
+        # The segments of the whole message, of which every step sends at least UNDER_WAY.
         least_segments = UNDER_WAY * ranks
         all_segments = np.maximum(np.ceil(sizes / SEGMENT_BYTES), least_segments)
         segments_per_step = np.ceil(all_segments / ranks)
         segment_s = sizes / (segments_per_step * ranks) * self.link_s_per_byte
+        # Software takes longer if all ranks together need more than all cores.
         waiting_for_cores = np.maximum(1.0, ranks * self.core_share)
         round_trip_s = 4 * self.delay_s + self.software_s * waiting_for_cores
 
+        # The segments that a rank sends in one half, two at a time.
         segments = (ranks - 1) * segments_per_step
         pairs = np.ceil(segments / 2)
-        # T of the module's docstring.
+        # The time T of a pair. With r = round_trip_s and x = segment_s, it solves
+        # T = r + x + 2 x^2 / T: the rank waits for a round trip and sends a segment, and waits
+        # longer for the link if this is busy, which it is for 2x of T.
         first_s = round_trip_s + segment_s
         pair_s = (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
-        # All pairs but the last take T. The last one may have a single segment.
+        # All pairs but the last take T. The last pair, which may have a single segment, takes a
+        # round trip and the bytes of its segments.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
         # The link rests once in each pair. Meanwhile a token bucket saves up a burst of
@@ -103,6 +111,7 @@ class GlooRing:
         with_bursts_s = pairs_s - pairs * self.burst_s
         # Bursts hide neither the bytes at the rate of the link nor the round trips.
         least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
+        # Both halves.
         seconds = 2 * np.maximum(least_s, with_bursts_s)
         if np.ndim(seconds) == 0:
             return float(seconds)
@@ -139,16 +148,16 @@ class RingLab(NamedTuple):
 
 
 def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
-    """Return the labs in which gloo's own all-reduce was calibrated.
+    """Return the labs in which gloo's own all-reduce was timed, by link and number of ranks.
 
     Parameters
     ----------
     rows : DataFrame
         A table of measured collectives. Only labs with equal links and one message in
-        flight count.
+        flight count. Samples that other programs disturbed are left out.
     """
-    # STEPS begins the names of algorithms whose steps were sent one by one. They are not
-    # gloo's own.
+    # STEPS is how the names of algorithms begin whose steps our own code sent one by one.
+    # These are not gloo's own.
     rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
@@ -179,19 +188,21 @@ class _Samples(NamedTuple):
 
 
 def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
-    """Return the medians of all labs in one table.
+    """Return the medians of all labs in one table, whose rows follow the labs and their sizes.
 
     ``waking`` is how many seconds longer a round trip takes for each second of a link's
-    delay, or None if ranks do not sleep.
+    delay, because ranks sleep and must wake, or None if ranks do not sleep.
     """
+    # The number of rows of each lab.
     counts = [lab.bytes.size for lab in labs]
     sizes = np.concatenate([lab.bytes for lab in labs])
-    # Errors are squared after they are weighted, so that the squares of a lab's weights add
-    # up to the same sum for every lab. The mean square of all weights is 1.
+    # Errors are squared after they are weighted. With these weights, the squares of a lab's
+    # weights add up to the same sum for every lab, and the mean square of all weights is 1.
     lab_weights = np.repeat([count**-0.5 for count in counts], counts)
     mean_count = sizes.size / len(labs)
-    # `ring_of` takes the three constants of the law as logarithms. With zeros every constant
-    # is 1, so that ``link_s_per_byte`` is that of the link's rate, before any fit.
+    # The rings only tell what is known of each lab. `ring_of` takes the three fitted constants
+    # as logarithms. With zeros every constant is 1, so that ``link_s_per_byte`` is that of
+    # the link's rate, before any fit.
     rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
     return _Samples(
         bytes=sizes,
@@ -207,27 +218,28 @@ def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
 def _residuals(
     values: Floats, samples: _Samples, log_share_prior: float, waits_for_cores: bool
 ) -> Floats:
-    """Return what least squares make small.
+    """Return the residuals whose squares the fit makes small.
 
     Parameters
     ----------
     values : ndarray, shape (..., 3)
-        Logarithms, as `fit_rings` returns them.
+        Logarithms of the three constants, as `fit_rings` returns them.
     samples : _Samples
-        The medians of n sizes.
+        The n medians of all labs.
     log_share_prior : float
-        The expected logarithm of the share of cores.
+        The expected logarithm of the share of all cores that the software of one rank takes.
     waits_for_cores : bool
         Whether the software of ranks waits for cores.
 
     Returns
     -------
     ndarray, shape (..., n + 1)
-        Weighted logarithmic errors over SCATTER, and the distance of the share from its
-        prior. Labs with the same number of ranks do not determine the share. The prior
-        allows an error of a factor e.
+        Weighted logarithmic errors over SCATTER, and last the distance of the logarithm of
+        the share from its prior. Labs with the same number of ranks do not determine the
+        share. A share that differs from the prior by a factor e counts as much as one
+        error of SCATTER.
     """
-    # One array for each constant, with a further axis for the n sizes.
+    # One array for each constant, of shape (..., 1), which broadcasts over the n medians.
     by_constant = np.moveaxis(np.exp(values), -1, 0)
     software_s, byte_factor, share = by_constant[..., None]
     ring = GlooRing(
@@ -241,13 +253,15 @@ def _residuals(
     )
     log_errors = np.log(ring(samples.bytes) / samples.seconds)
     weighted = log_errors * samples.weights / SCATTER
-    return np.concatenate([weighted, values[..., 2:] - log_share_prior], axis=-1)
+    # The last of the three values, with its axis kept.
+    log_share = values[..., 2:]
+    return np.concatenate([weighted, log_share - log_share_prior], axis=-1)
 
 
 def fit_rings(
     labs: Sequence[RingLab], cores: int, waking: float | None = None
 ) -> Floats:
-    """Fit the law to several labs together.
+    """Fit the three constants of the law for gloo's all-reduce to several labs together.
 
     Parameters
     ----------
@@ -256,8 +270,8 @@ def fit_rings(
     cores : int
         The number of cores of the machine.
     waking : float, optional
-        The further seconds that a round trip takes for each second of the delay of a
-        link, because ranks that sleep must wake. Then no software waits for a core. By
+        How many seconds longer a round trip takes for each second of the delay of a link,
+        because ranks sleep and must wake. If it is given, no software waits for a core. By
         default ranks do not sleep.
 
     Returns
@@ -284,17 +298,18 @@ def fit_rings(
         differences = residuals(values + changes) - residuals(values - changes)
         return np.asarray(differences.T / (2 * step))
 
-    # The software starts from the first lab's smallest message, which is all round trips.
+    # The fit starts from the software time that the first lab's smallest message shows, which
+    # is nothing but a round trip for each step.
     first = labs[0]
     steps = 2 * (first.workers - 1)
     software_s = float(first.seconds[0]) / steps - 4 * first.named.delay_s
-    # The delays alone may be longer than the measured time, which leaves nothing to take
-    # the logarithm of.
+    # The delays alone may be longer than the measured time. The least value keeps the
+    # logarithm finite.
     log_software = np.log(max(2e-5, software_s))
-    # Whether ranks wait for cores at all changes the law abruptly, so that the fit starts
-    # from both sides of this change. In logarithms, the bounds let a round trip have at most
-    # a second of software, a byte differ from its rate by a factor of e^0.5, and a rank take
-    # at most all cores.
+    # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
+    # from the share of the prior and from an eighth of it, to try both sides of the bend. In
+    # logarithms, the bounds let a round trip have at most a second of software, a byte differ
+    # from its rate by a factor of at most e^0.5, and a rank take at most all cores.
     fits = []
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         start = np.array((log_software, 0.0, log_share))
@@ -307,33 +322,35 @@ def fit_rings(
                 loss="soft_l1",
             )
         )
+    # The attribute cost is what the fit makes small, and x are the values.
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
 
 
 def ring_of(
     values: Floats, named: LinkConditions, workers: int, waking: float | None = None
 ) -> GlooRing:
-    """Return the all-reduce of one lab.
+    """Return the law for the all-reduce of one lab.
 
     Parameters
     ----------
     values : ndarray, shape (3,)
-        Logarithms, as `fit_rings` returns them.
+        Logarithms of the constants, as `fit_rings` returns them.
     named : LinkConditions
-        The rate, the delay and the burst of the link.
+        The rate, the delay and the burst that the name of the link states.
     workers : int
         The number of ranks.
     waking : float, optional
         As for `fit_rings`.
     """
     software_s, byte_factor, share = np.exp(values).tolist()
-    # A round trip passes four delays, and waking is a time of the whole round trip.
+    # Waking is a time of the whole round trip, which passes four delays. Each of the delays
+    # becomes longer by a quarter of it.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s,
         # 8 bits a byte. Framing is the share of the rate that is left for bytes of messages.
-        byte_factor * 8 / (named.rate_bits_per_s * named.framing),
-        workers,
+        link_s_per_byte=byte_factor * 8 / (named.rate_bits_per_s * named.framing),
+        workers=workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
         # With a share of 0, no software waits for a core.
@@ -344,7 +361,7 @@ def ring_of(
 def held_out_rings(
     labs: Sequence[RingLab], cores: int, waking: float | None = None
 ) -> list[GlooRing]:
-    """Return the all-reduce of each lab as fitted to all other labs.
+    """Return the law for the all-reduce of each lab, as fitted to all other labs.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ Times = tuple[float, float]
 
 
 def _recursion(iteration: Iteration) -> Prediction:
-    """Return our own prediction: a message starts when it and the link are ready."""
+    """Return our own prediction: a message starts once it is ready and the link is free."""
     return iteration.prediction
 
 
@@ -68,17 +68,20 @@ def predicted_times(
     ours : Forecast
         The prediction of our model.
     costs_by_form : mapping of str to MessageCost
-        The costs of rival models by their form.
+        The costs of rival models by their form, such as "alpha_beta:medians".
 
     Returns
     -------
     dict of str to (float, float)
         The iteration and its exposed communication in seconds, by each of MODELS. They
-        are NaN for a model whose cost is missing.
+        are NaN for a rival model whose form of cost is missing.
     """
     iteration = ours.iteration
-    # Rival models know nothing of bursts, nor of messages that slow compute down.
-    plain_link = Link(iteration.link.in_flight, iteration.link.software)
+    # Rival models know nothing of bursts, nor of messages and compute that slow each other
+    # down. Without these arguments a link has neither.
+    plain_link = Link(
+        in_flight=iteration.link.in_flight, software=iteration.link.software
+    )
     plain = replace(iteration, link=plain_link)
     costs = {OWN: iteration.cost, **costs_by_form}
     seconds: dict[str, Times] = {}
@@ -115,7 +118,7 @@ def real_times(
     ours : Forecast
         The prediction of our model.
     costs_by_form : mapping of str to MessageCost
-        The costs of rival models by their form.
+        The costs of rival models by their form, such as "alpha_beta:medians".
 
     Returns
     -------
@@ -124,12 +127,12 @@ def real_times(
     """
     iteration = ours.iteration
     link = iteration.link
-    # The straight line in place of our cost. All else is as in our model, but for the burst
-    # of the link, of which a line knows nothing.
-    line_cost, _ = TRIALS[LINE]
-    line = replace(
+    # LINE_BESIDE has the straight line in place of our cost. All else is as in our model, but
+    # for the burst of the link, of which a line knows nothing.
+    form_of_line, _ = TRIALS[LINE]
+    line_beside = replace(
         iteration,
-        cost=costs_by_form[line_cost],
+        cost=costs_by_form[form_of_line],
         link=replace(link, burst_s=0.0, wire_s_per_byte=0.0),
     )
     bare = replace(
@@ -138,13 +141,13 @@ def real_times(
         copy_s_per_byte=0.0,
         bucket_s=0.0,
     )
-    # The rivals take the iteration without slowdowns, copies and the time of buckets, too.
-    # They need no interval.
+    # The rivals, too, take the iteration without slowdowns, copies and the time of buckets.
+    # `predicted_times` uses no interval.
     seconds = predicted_times(Forecast(bare, interval_s=None), costs_by_form)
-    # What this calls our model is BARE.
+    # Of the bare iteration, the result under the name of our model is that of BARE.
     seconds[BARE] = seconds[OURS]
     seconds[OURS] = times(iteration.prediction)
-    seconds[LINE_BESIDE] = times(line.prediction)
+    seconds[LINE_BESIDE] = times(line_beside.prediction)
     return seconds
 
 

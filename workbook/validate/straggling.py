@@ -67,7 +67,7 @@ def training(folder: Path, startup_s: float = 0.0) -> TracedTraining:
 
 
 def numbers(traced: TracedTraining, remainder: int) -> list[int]:
-    """Return the numbers of odd iterations (``remainder`` 1), or of even ones (0)."""
+    """Return the numbers of the odd iterations if ``remainder`` is 1, of the even ones if 0."""
     return [n for n in traced.numbers.tolist() if n % 2 == remainder]
 
 
@@ -85,20 +85,21 @@ class Blamed(NamedTuple):
 
 
 def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
-    """Blame the rank that waits least, because the other ranks wait for a late one.
+    """Blame the rank that waits least in messages, because the others wait for a late rank.
 
-    The wait of a rank for a message is what the message takes longer on this rank than on
-    the rank where it is the shortest. Profilers add such waits up over all messages. The
-    gain is the difference between the ranks that wait longest and least.
+    A message takes longer on a rank that waits in it for others. The wait of a rank is by
+    how much the message is longer there than on the rank where it is the shortest. Profilers
+    add such waits up over all messages. The gain is the difference between the ranks that
+    wait longest and least.
 
     Parameters
     ----------
     traced : TracedTraining
         A training of R ranks.
-    judged : ndarray of bool
-        The iterations by which the rank is blamed.
+    judged : ndarray of bool, shape (I,)
+        Which iterations count.
     """
-    # Shape (J, R, K): iterations, ranks and messages.
+    # Shape (J, R, K): iterations that count, ranks and messages.
     waits_s = _durations_s(traced, judged)
     waits_s -= waits_s.min(axis=1, keepdims=True)
     # Shape (R,): the median iteration of each rank, over all of its messages.
@@ -107,25 +108,35 @@ def by_sums_of_waits(traced: TracedTraining, judged: np.ndarray) -> Blamed:
 
 
 def by_last_arrivals(traced: TracedTraining, judged: np.ndarray) -> Blamed:
-    """Blame the rank that posts the most messages last, which says nothing of a gain."""
-    # A message is the shortest on the rank that posts it last, which waits for nobody.
+    """Blame the rank that posts the most messages last. This rule says nothing of a gain.
+
+    Parameters
+    ----------
+    traced : TracedTraining
+        A training.
+    judged : ndarray of bool, shape (I,)
+        Which iterations count.
+    """
+    # The rank that posts a message last waits for nobody, so that the message is the shortest
+    # on this rank.
     last_rank = _durations_s(traced, judged).argmin(axis=1)
     counts = np.bincount(last_rank.ravel(), minlength=traced.schedule.n_ranks)
     return Blamed(int(counts.argmax()), float("nan"))
 
 
 def by_backward_times(traced: TracedTraining, judged: np.ndarray) -> Blamed:
-    """Blame the rank whose backward takes longest, for what it takes more than others.
+    """Blame the rank whose backward takes longest.
 
-    Backward as a profiler shows it ends when the last message has ended. The gain is how
-    much longer it takes than on the median of the other ranks.
+    Backward as a profiler shows it begins with the end of forward, and ends when its last
+    message has ended. The gain is how much longer it takes on this rank than in the median
+    of the other ranks.
 
     Parameters
     ----------
     traced : TracedTraining
         A training.
-    judged : ndarray of bool
-        The iterations by which the rank is blamed.
+    judged : ndarray of bool, shape (I,)
+        Which iterations count.
     """
     # One row for each rank, one column for each iteration.
     times_s = []
@@ -149,7 +160,7 @@ def _durations_s(traced: TracedTraining, judged: np.ndarray) -> Floats:
     traced : TracedTraining
         A training of I iterations on R ranks, with K messages in each backward pass.
     judged : ndarray of bool, shape (I,)
-        The iterations to return, which are J.
+        Which iterations to return. There are J of them.
 
     Returns
     -------
@@ -163,6 +174,7 @@ def _durations_s(traced: TracedTraining, judged: np.ndarray) -> Floats:
         ]
         for trace in traced.traces
     ]
+    # From shape (R, J, K) to (J, R, K).
     by_rank: Floats = np.array(durations_s)[:, judged]
     return by_rank.transpose(1, 0, 2)
 
@@ -195,8 +207,12 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     Returns
     -------
     dict
-        A row of ``judged.csv``. Values are None where nothing is named, predicted or to be
-        named.
+        A row of ``judged.csv``. ``right_`` is what scenarios.yml wants to be named, and
+        ``named_`` what explain names. ``odd_s``, ``even_s`` and ``replay_s`` are median
+        iterations: measured with the delay, measured without it, and replayed with it.
+        ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what explain predicts
+        without the delay of the right rank. Rules of thumb and remedies have columns of
+        their own. Values are None where nothing is named, predicted or to be named.
     """
     traced = training(folder)
     # Iterations of odd numbers have the delay. Those of even numbers are the truth without it.
@@ -207,9 +223,9 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
-    # What explain says of the rank that is right to name, even if it names another one. Each
-    # rank is in at most one cause.
-    of_right = [
+    # The cause of lost time that explain lists for the rank that is right to name, even if it
+    # names another rank. A rank has at most one cause.
+    causes_of_right = [
         cause
         for cause in explained.causes
         if cause.rank is not None and cause.rank == right.get("rank")
@@ -230,10 +246,11 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         "lower_s": None,
         "upper_s": None,
     }
-    if of_right:
-        row["without_s"] = of_right[0].iteration_without_s
-        row["gain_s"] = of_right[0].gain_s
-        row["lower_s"], row["upper_s"] = of_right[0].gain_interval_s
+    if causes_of_right:
+        cause = causes_of_right[0]
+        row["without_s"] = cause.iteration_without_s
+        row["gain_s"] = cause.gain_s
+        row["lower_s"], row["upper_s"] = cause.gain_interval_s
     for column, rule in RULES.items():
         blamed = rule(traced, odd)
         row[f"{column}_rank"] = blamed.rank
@@ -245,15 +262,24 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
 def _remedy_columns(
     name: str, stated: Mapping[str, Any], folder: Path
 ) -> dict[str, float | None]:
-    """Return the iteration with a remedy in seconds, as recorded and as predicted.
+    """Return what the iteration of a scenario takes with its remedy, recorded and predicted.
+
+    A remedy is a faster link or another size of buckets.
+
+    Parameters
+    ----------
+    stated : mapping
+        What `scenarios` says of the scenario.
+    folder : Path
+        The folder of its traces.
 
     Returns
     -------
     dict of str to float or None
-        ``remedy_s`` is recorded. ``remedy_with_s`` is predicted with a reference, which is
-        the cost of messages that were timed alone on the link, and ``remedy_alone_s``
-        without one. All are None if the scenario has no remedy, and a prediction is None
-        where explain refuses to make it.
+        Seconds. ``remedy_s`` is recorded. ``remedy_with_s`` is predicted with a reference,
+        which is the cost of messages that were timed alone on the link, and
+        ``remedy_alone_s`` without one. All are None if the scenario has no remedy, and a
+        prediction is None where explain refuses to make it.
     """
     if not stated.get("remedy"):
         return {"remedy_s": None, "remedy_with_s": None, "remedy_alone_s": None}
@@ -261,9 +287,9 @@ def _remedy_columns(
     sizes, seconds, _ = read_bytes_seconds(
         folder / "collectives.csv", collective="all_reduce", ranks=stated["ranks"]
     )
-    # No interval is asked for, so that nothing is drawn.
+    # The reference. No interval is asked for, so that it needs no draws.
     cost = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
-    # Costs may have a negative start-up, which no message has.
+    # A fitted cost may have a negative start-up, but no message has one.
     startup_s = max(0.0, cost.startup_s())
     return {
         "remedy_s": float(np.median(recorded.measured_s)),
@@ -287,25 +313,27 @@ def _predicted_s(
         The cost of messages as timed alone on the same link, None without such times.
     """
     explained = explanation(traced, reference=cost)
-    # Explain itself predicts a faster link. Other buckets are replayed with the cost, and
-    # are refused without one.
+    # Explain itself predicts the remedy of a faster link, or leaves it out.
     if "link" in stated["remedy"]:
         for remedy in explained.remedies:
             if remedy.setting == LINK_REMEDY:
                 return remedy.iteration_with_s
         return None
+    # The other remedy is another size of buckets, which are replayed with the cost. They are
+    # refused without a cost, or if the trace does not tell the buckets of the training.
     if cost is None:
         return None
     buckets = Buckets.of(traced, cost)
     if buckets is None:
         return None
     plan = ddp(buckets.workload, round(stated["remedy"]["bucket_cap_mb"] * MIB))
-    every = np.ones(len(traced.numbers), dtype=bool)
-    return explained.iteration_s - float(np.median(buckets.gains_s(plan, every)))
+    every_iteration = np.ones(len(traced.numbers), dtype=bool)
+    gains_s = buckets.gains_s(plan, every_iteration)
+    return explained.iteration_s - float(np.median(gains_s))
 
 
 def judge() -> pd.DataFrame:
-    """Return the judgement of all recorded scenarios, one row for each."""
+    """Judge all recorded scenarios anew, and return a `judged_row` for each."""
     rows = []
     for name, stated in scenarios().items():
         rows.append(judged_row(name, stated, FOLDER / name))
@@ -318,23 +346,24 @@ def judged() -> pd.DataFrame:
 
 
 def seconds_in_messages(traced: TracedTraining, chosen: np.ndarray) -> Floats:
-    """Return how long the ranks that are not late are inside messages, shape (J,).
+    """Return how long ranks that wait for a late rank are inside messages of backward.
 
     Parameters
     ----------
     traced : TracedTraining
         A training in which one rank is late.
     chosen : ndarray of bool, shape (I,)
-        The iterations.
+        Which iterations count. There are J of them.
 
     Returns
     -------
     ndarray, shape (J,)
-        Seconds of each iteration, the messages of a rank added up, as the mean over all
-        ranks but the one that spends least in messages.
+        Seconds of each iteration. The messages of a rank are added up, and the mean is
+        taken over all ranks but the late one.
     """
+    # One row for each iteration, one column for each rank.
     by_rank_s = _durations_s(traced, chosen).sum(axis=2)
-    # The late rank finds the others waiting, so that its messages are short.
+    # The late rank finds the others waiting, so that it spends least in messages.
     late = np.median(by_rank_s, axis=0).argmin()
     others_s: Floats = np.delete(by_rank_s, late, axis=1).mean(axis=1)
     return others_s
@@ -351,13 +380,14 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     Returns
     -------
     dict of str to float
-        By the names that data/goals.yml explains.
+        By the names that the comment on ``straggling`` in data/goals.yml explains. Errors
+        and shares are relative, and ``false_names`` is a count.
     """
     injected = judged[judged["right_rank"].notna()]
     healthy = judged[judged["right_rank"].isna()]
     with_remedy = judged[judged["remedy_s"].notna()]
-    # Without one of two delays the iteration still has the other one, so that iterations
-    # without any delay are no truth of it.
+    # If two ranks are delayed, the iteration without one delay still has the other one.
+    # Iterations without any delay then do not tell how long it takes.
     single = injected[injected["delayed_ranks"] == 1]
     without_error = (single["without_s"] / single["even_s"] - 1).abs()
     # A delay of which explain says nothing counts as an infinite error.
@@ -380,7 +410,8 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
 
 
 def _share_named(injected: pd.DataFrame) -> float:
-    """Return in what share of large delays the right rank and phase are named."""
+    """Return in what share of large delays explain names the right rank and phase."""
+    # Iterations of odd numbers have the delay, those of even numbers have not.
     delay_s = injected["odd_s"] - injected["even_s"]
     large = injected[delay_s >= LARGE * injected["odd_s"]]
     # "any" stands where every phase of the right rank is right.
@@ -392,14 +423,19 @@ def _share_named(injected: pd.DataFrame) -> float:
 
 
 def _share_better(injected: pd.DataFrame) -> float:
-    """Return in what share of the delays explain is better than each rule of thumb."""
+    """Return in what share of the delays explain is better than each rule of thumb.
+
+    Its gain errs less than those of sums of waits and of times of backward. By last arrivals,
+    the right rank is named only if explain names it, too.
+    """
+    # Iterations of odd numbers have the delay, those of even numbers have not.
     truth_s = injected["odd_s"] - injected["even_s"]
     # A delay of which explain says nothing counts as an infinite error.
     error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
     waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
     backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
-    # Last arrivals name a rank without a gain. It is no merit to name the right rank
-    # where explain does, too.
+    # Last arrivals name a rank, but no gain. The rule is better only if it names the right
+    # rank and explain does not.
     is_last_wrong = injected["last_rank"] != injected["right_rank"]
     is_named = injected["named_rank"] == injected["right_rank"]
     is_better = (
@@ -411,7 +447,10 @@ def _share_better(injected: pd.DataFrame) -> float:
 
 
 def _largest_error(judged: pd.DataFrame, column: str) -> float:
-    """Return the largest relative error of predicted remedies, 0 if all are refused."""
+    """Return the largest relative error of a column of predicted iterations with remedies.
+
+    Predictions that explain refused are NaN and do not count. If all are, the result is 0.
+    """
     errors = (judged[column] / judged["remedy_s"] - 1).abs().dropna()
     return float(errors.max()) if len(errors) else 0.0
 
@@ -446,9 +485,11 @@ def gains(judged: pd.DataFrame) -> Figure:
     judged : DataFrame
         The rows of ``judged.csv``.
     """
+    # Only scenarios with one delayed rank, in the order of TITLES.
     shown = judged.set_index("scenario").loc[[*TITLES]]
     rows = np.arange(len(shown))
-    # Iterations of odd numbers have the delay, those of even numbers have not.
+    # Iterations of odd numbers have the delay, those of even numbers have not. The difference
+    # is what an iteration gains without the delay.
     truth_ms = 1e3 * (shown["odd_s"] - shown["even_s"])
     figure, ax = plots.canvas(height=1.4 + 0.42 * len(shown))
     case_rows(ax, [TITLES[name] for name in shown.index], reference=0.0)
@@ -475,11 +516,11 @@ def gains(judged: pd.DataFrame) -> Figure:
     ax.set_xlabel("gain without the delay [ms an iteration]")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     error_ms = (1e3 * shown["gain_s"] - truth_ms).abs().median()
-    most = (1e3 * shown["waits_gain_s"] / truth_ms).max()
+    most_times = (1e3 * shown["waits_gain_s"] / truth_ms).max()
     plots.title(
         figure,
         f"Replayed without the delay, iterations gain what was measured within "
-        f"{error_ms:.1f} ms (median); sums of waits say up to {most:.1f} times as much",
+        f"{error_ms:.1f} ms (median); sums of waits say up to {most_times:.1f} times as much",
     )
     return figure
 

@@ -32,12 +32,12 @@ EXTERNAL = places.DATA / "external"
 
 
 def read(path: Path) -> str:
-    """Return the text of a published file, unpacked.
+    """Return the text of a published file, unpacked if it is packed.
 
     Raises
     ------
     UserError
-        If the file differs from what was transcribed.
+        If the file differs from the copy of what was published, whose hash is recorded.
     """
     return files.text_of(transcribed.read_transcribed(path), path)
 
@@ -48,10 +48,10 @@ def table(path: Path, **kinds: type) -> pd.DataFrame:
     Parameters
     ----------
     path : Path
-        The file, which may be packed. It must be what was transcribed, see `read`.
+        The file, which may be packed. `read` refuses it if it was changed.
     **kinds : type
-        The types of columns whose values look like values of another type, such as names
-        that consist of digits.
+        The types of columns, by name, whose values look like values of another type. A
+        name that consists of digits is an example.
     """
     return pd.read_csv(io.StringIO(read(path)), dtype=kinds)
 
@@ -62,8 +62,8 @@ def pollux_iterations(path: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each setting. The columns are ``placement`` (the GPUs of each node,
-        one digit for each, or "" if the file does not say), ``nodes``, ``ranks``,
+        One row for each setting. The columns are ``placement`` (a digit for each node, its
+        number of GPUs, or "" if the file does not say), ``nodes``, ``ranks``,
         ``batch`` (of one GPU) and ``iteration_s``.
     """
     columns = {
@@ -73,6 +73,7 @@ def pollux_iterations(path: Path) -> pd.DataFrame:
         "step_time": "iteration_s",
     }
     frame = table(path, placement=str).rename(columns=columns)
+    # A file has either placements or the columns of nodes and ranks.
     if "placement" in frame:
         frame["nodes"] = frame["placement"].str.len()
         frame["ranks"] = frame["placement"].map(lambda text: sum(map(int, text)))
@@ -92,6 +93,7 @@ def abci_iterations(path: Path) -> pd.DataFrame:
         ``amp`` (whether the precision is mixed).
     """
     entries = []
+    # Each line is an object in JSON behind the name of the logger.
     for line in read(path).splitlines():
         entry = json.loads(line.removeprefix("DLLL "))
         if entry["type"] == "LOG":
@@ -102,11 +104,13 @@ def abci_iterations(path: Path) -> pd.DataFrame:
     batch = settings["batch_size"]
     rows = []
     for entry in entries[1:]:
-        # A step is (epoch, iteration). The summary of an epoch has one number only.
+        # The step of an iteration is (epoch, iteration). That of the summary of an epoch has
+        # one number only. Other entries, such as those of validation, have no throughput.
         step = entry["step"]
         images_per_s = entry["data"].get("train.total_ips")
         if len(step) == 2 and images_per_s is not None:
-            rows.append((step[1], ranks * batch / images_per_s))
+            _, iteration = step
+            rows.append((iteration, ranks * batch / images_per_s))
     frame = pd.DataFrame(rows, columns=["step", "iteration_s"])
     return frame.assign(ranks=ranks, batch=batch, amp=bool(settings["amp"]))
 
@@ -117,13 +121,14 @@ def cs336_iterations(path: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each setting. The columns are ``batch`` (of one GPU), ``sequence``,
-        ``bucket_bytes`` (0 without buckets), ``iteration_s`` and ``overlap`` (whether
-        messages overlap with backward).
+        One row for each setting. The columns are those of the file, among them ``batch``
+        (of one GPU), ``sequence`` (its length in tokens) and ``iteration_s``. In addition,
+        there are ``bucket_bytes`` (0 without buckets) and ``overlap`` (whether messages
+        overlap with backward).
     """
     frame = table(path)
     bucket_bytes = MIB * frame.pop("bucket_mb")
-    # Only the file of serial iterations has the column overlap.
+    # Only the file of iterations whose messages follow backward has the column overlap.
     overlap = frame.get("overlap", True)
     return frame.assign(bucket_bytes=bucket_bytes, overlap=overlap)
 
@@ -135,10 +140,11 @@ def vidur_all_reduce(path: Path) -> pd.DataFrame:
     -------
     DataFrame
         One row for each size. The columns are ``table`` (the machine, ``ranks`` and
-        ``per_node``, as in "h100_dgx-8x8"), ``ranks``, ``per_node``, ``bytes`` and
-        ``median_s``.
+        ``per_node``, as in "h100_dgx-8x8"), ``ranks``, ``per_node`` (the GPUs of a node),
+        ``bytes`` and ``median_s``.
     """
     frame = table(path)
+    # The name of a file is the machine, a hyphen, and its largest size.
     machine, _, _ = path.name.partition("-")
     ranks = frame["ranks"].astype(str)
     per_node = frame["per_node"].astype(str)
@@ -153,17 +159,20 @@ def vidur_all_reduce(path: Path) -> pd.DataFrame:
 def resnet50() -> Workload:
     """Return ResNet-50 with the times of its kernels.
 
-    TrioSim traced these on an H100 with a batch of 128 in float32. An operator of
-    backward that has a parameter among its inputs produces the gradients of that
-    parameter's layer. All other operators count towards the next gradient.
+    TrioSim traced them on an H100 with a batch of 128 in float32. An operator of
+    backward that has a parameter among its inputs makes the gradients of the layer of this
+    parameter. The time of any other operator counts towards the next gradient.
     """
     frame = table(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
+    # The numbers of the tensors that an operator takes, and their numbers of elements.
     for name in ("Operator_input", "InputSize"):
         frame[name] = [_integers(text) for text in frame[name]]
+    # The file has microseconds.
     frame["seconds"] = frame["Operator_cudatimenooverlap"] / 1e6
     elements = _parameter_sizes(frame)
     layers = _parameters_of_layers(frame, elements)
     ready, gaps_s = _ready_gradients(frame[frame["stage"] == "backward"], layers)
+    # An element in float32 has 4 bytes.
     n_bytes = [4 * elements[parameter] for parameter in ready]
     stage_s = frame.groupby("stage")["seconds"].sum()
     return Workload.from_arrays(
@@ -193,8 +202,8 @@ def _parameters_of_layers(
 ) -> list[list[int]]:
     """Return the parameters of each layer, in the order of forward.
 
-    ``elements`` has the tensors that are parameters. Operators of ``frame`` without any are
-    no layers.
+    ``frame`` has the traced operators, and the keys of ``elements`` are the numbers of the
+    tensors that are parameters. An operator of forward is a layer if it takes a parameter.
     """
     layers = []
     for inputs in frame.loc[frame["stage"] == "forward", "Operator_input"]:
@@ -219,12 +228,13 @@ def _ready_gradients(
     Returns
     -------
     ready : list of int
-        The parameters.
+        The parameters, by the numbers of their tensors.
     gaps_s : list of float
         The seconds of backward between each gradient and the one before it.
     """
     pending = [*layers]
     ready: list[int] = []
+    # The last gap is that to the next gradient. It grows with each operator.
     gaps_s = [0.0]
     for operator in backward.itertuples():
         gaps_s[-1] += operator.seconds
@@ -232,10 +242,10 @@ def _ready_gradients(
         if layer:
             pending.remove(layer)
             ready += layer[::-1]
-            # The gradients of a layer are ready together, so that all gaps but that of the
-            # first are 0. The last one of these is the gap to the next layer, which grows.
+            # The gradients of a layer are ready together, so that the gaps between them are 0.
+            # The last of the zeros is the gap to the next layer.
             gaps_s += [0.0] * len(layer)
-    # What follows the last gradient counts towards the last gradient.
+    # No gradient follows the last gap. Its time counts towards the last gradient.
     after_s = gaps_s.pop()
     gaps_s[-1] += after_s
     return ready, gaps_s
@@ -246,8 +256,8 @@ def _layer_of(operator: Any, pending: Sequence[list[int]]) -> list[int] | None:
     for layer in pending:
         if set(layer) & set(operator.Operator_input):
             return layer
-    # A product of matrices is traced with a copy of its parameter. Its layer is the last
-    # of those that are pending.
+    # A product of matrices is traced with a copy of its parameter, which has another number.
+    # Backward begins with the last layers, so that its layer is the last pending one.
     if "AddmmBackward" in operator.OperatorName:
         return pending[-1]
     return None
@@ -298,8 +308,8 @@ def rules() -> dict[str, dict[str, Any]]:
 def rows(name: str) -> Rows:
     """Return the rows of a rule of data/external/rules.yml.
 
-    The rule says which files are read, and which of their rows are each field of `Rows`. A
-    field of which it says nothing has no row.
+    The rule says which files are read, and by a query for each field of `Rows` which of their
+    rows the field has. A field without a query has no row.
     """
     rule = rules()[name]
     read_file = READERS[rule["read"]]
@@ -307,14 +317,14 @@ def rows(name: str) -> Rows:
     frame = pd.concat([read_file(path) for path in paths], ignore_index=True)
     # Queries refer to the rows that were drawn at random as @drawn.
     variables = {"drawn": rule.get("drawn", [])}
-    parts = {}
-    for part in Rows._fields:
-        query = rule.get(part)
+    rows_by_field = {}
+    for field in Rows._fields:
+        query = rule.get(field)
         if query:
-            parts[part] = frame.query(query, local_dict=variables)
+            rows_by_field[field] = frame.query(query, local_dict=variables)
         else:
-            parts[part] = frame[:0]
-    return Rows(**parts)
+            rows_by_field[field] = frame[:0]
+    return Rows(**rows_by_field)
 
 
 def fitted(
@@ -323,20 +333,22 @@ def fitted(
     most: float,
     least: float = 0.0,
 ) -> float:
-    """Return the free number of a model whose median signed error is nearest to 0.
+    """Return the free number with which the median signed error of a model is nearest to 0.
 
     Parameters
     ----------
     predicted_s : callable
-        Returns predicted seconds, which rise with the free number.
+        Takes a free number and returns predicted seconds, which rise with it.
     measured_s : float or ndarray
         The measured seconds.
     most, least : float
-        The largest and the smallest free number.
+        The largest and the smallest free number that is looked for. One of them is
+        returned if the error is 0 only beyond it.
     """
     from scipy.optimize import brentq  # takes as long to import as pandas
 
     def bias(number: float) -> float:
+        """Return the median signed error, which rises with the free number."""
         return float(np.median(predicted_s(number) / measured_s - 1))
 
     if bias(least) >= 0:
@@ -360,21 +372,21 @@ def predictions(
         The names of the rules.
     models : mapping of str to float
         The largest free number of each model, or 0 if the model has none. The number is
-        fitted to the rows to calibrate.
+        fitted to the rows of the rule that calibrate.
     predicted_s : callable
-        Returns predicted seconds. Its arguments are the rows of a rule, the rows to
-        predict, the name of a model and its free number.
+        Returns predicted seconds. Its arguments are all rows of a rule (`Rows`), those of
+        them to predict, the name of a model and its free number.
     columns : sequence of str
         The columns of the test rows that are kept.
 
     Returns
     -------
     DataFrame
-        One row for each test row and model, with these columns, ``model``,
-        ``measured_s``, ``predicted_s``, ``free`` (the fitted number, or NaN) and
+        One row for each test row and model. The columns are those of ``columns``,
+        ``model``, ``measured_s``, ``predicted_s``, ``free`` (the fitted number, or NaN) and
         ``rule``. A model with a free number is left out if the rule has no rows of
-        compute alone. Then compute is inferred from the rows to calibrate, and every
-        free number would meet them.
+        compute alone. Compute is then inferred from the rows that calibrate, so that any
+        free number would predict them exactly, and none can be fitted.
     """
     tables = []
     for rule, (model, most) in product(rules, models.items()):
@@ -383,6 +395,7 @@ def predictions(
         if most:
             if parts.compute.empty:
                 continue
+            # The predicted rows that calibrate, as a function of the free number.
             by_number = partial(predicted_s, parts, parts.calibrate, model)
             measured_s = parts.calibrate["iteration_s"].to_numpy()
             number = fitted(by_number, measured_s, most)
@@ -410,27 +423,30 @@ SMALL_TO = 25 * MIB
 
 @cache
 def dense_tables() -> dict[str, Rows]:
-    """Return the rows of each table of DENSE in the order of their sizes.
+    """Return the rows of each of Vidur's tables of all-reduces, in the order of their sizes.
 
+    The result is by the name of the table, such as "h100_dgx-8x8", for the rules of DENSE.
     Medians do not rise steadily with the size, because NCCL cuts messages into chunks.
     """
     by_name = {}
     for rule in DENSE:
-        parts = [part.sort_values("bytes", kind="stable") for part in rows(rule)]
+        # The four fields of `Rows`, each with the rows of all tables of the rule.
+        fields = [field.sort_values("bytes", kind="stable") for field in rows(rule)]
         names = sorted(set(rows(rule).test["table"]))
         for name in names:
-            by_name[name] = Rows(*(part[part["table"] == name] for part in parts))
+            by_name[name] = Rows(*(field[field["table"] == name] for field in fields))
     return by_name
 
 
 @cache
 def dense_predictions(form: str = AUTO) -> pd.DataFrame:
-    """Return the test rows of all tables as predicted by a form of cost.
+    """Return the test rows of all of Vidur's tables as predicted by a form of cost.
 
     Parameters
     ----------
     form : str, optional
-        The form, which is fitted to the medians of twelve sizes of a table.
+        The form of `ddlkit.core.fit.fit`, which is fitted to the medians of the twelve sizes
+        of a table that calibrate. By default the fit chooses a form.
 
     Returns
     -------
@@ -439,17 +455,18 @@ def dense_predictions(form: str = AUTO) -> pd.DataFrame:
         ``table``, ``predicted_s``, and ``lower_s`` and ``upper_s`` of its interval.
     """
     tables = []
-    for name, part in dense_tables().items():
-        calibrating = part.calibrate
+    for name, rows_of_table in dense_tables().items():
+        calibrating = rows_of_table.calibrate
         fitted_cost = fit(
             form,
             calibrating["bytes"].to_numpy(float),
             calibrating["median_s"].to_numpy(),
         )
-        sizes = part.test["bytes"].to_numpy(float)
+        test = rows_of_table.test
+        sizes = test["bytes"].to_numpy(float)
         lower_s, upper_s = fitted_cost.interval(sizes)
         columns = {"median_s": "measured_s"}
-        measured = part.test[["bytes", "median_s"]].rename(columns=columns)
+        measured = test[["bytes", "median_s"]].rename(columns=columns)
         predicted = measured.assign(
             table=name,
             predicted_s=fitted_cost.cost(sizes),
@@ -471,12 +488,13 @@ def judged(predicted: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each table. ``median`` and ``below_25_mib`` are medians of absolute
-        relative errors, over all sizes and over small ones. ``covered`` of the ``n``
-        rows lie in their interval, whose median relative half width is ``half_width``.
-        ``held`` is whether both medians reach GOAL and GOAL_SMALL.
+        One row for each ``table``. ``median`` and ``below_25_mib`` are medians of absolute
+        relative errors, over all sizes and over those below SMALL_TO. ``covered`` of the
+        ``n`` rows lie in their interval, whose median relative half width is
+        ``half_width``. ``held`` is whether the two medians are at most GOAL and GOAL_SMALL.
     """
     sizes = predicted.eval("error = abs(predicted_s / measured_s - 1)")
+    # The error of a small size. Others are NaN, which medians leave out.
     sizes["small"] = sizes["error"].where(sizes["bytes"] < SMALL_TO)
     sizes["inside"] = sizes["measured_s"].between(sizes["lower_s"], sizes["upper_s"])
     width_s = sizes["upper_s"] - sizes["lower_s"]

@@ -34,16 +34,19 @@ The free number is a slowdown of compute, or seconds that are added to every ste
 
 @cache
 def costs() -> dict[tuple[str, int], Table]:
-    """Return the cost of an all-reduce in place, by device and number of ranks."""
+    """Return the cost of an all-reduce in place, by GPU ("A100" or "V100") and number of ranks."""
     tables = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
         text = read(path)
-        frame, log = read_log(read_tables(text, str(path)), str(path), "all_reduce")
+        tables_of_log = read_tables(text, file=str(path))
+        rows_of_log, log_table = read_log(
+            tables_of_log, file=str(path), collective="all_reduce"
+        )
         # The log names the GPUs that it was measured on, as "A100-SXM".
         device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
-        in_place = frame[frame["place"] == "in_place"]
+        in_place = rows_of_log[rows_of_log["place"] == "in_place"]
         sizes = in_place["bytes"].to_numpy(float)
-        tables[device, log.ranks] = Table(sizes, in_place["seconds"].to_numpy())
+        tables[device, log_table.ranks] = Table(sizes, in_place["seconds"].to_numpy())
     return tables
 
 
@@ -57,14 +60,15 @@ def _iteration_s(
     model : str
         One of MODELS.
     device : str
-        The device.
+        The GPU, "A100" or "V100".
     ranks : int
         The number of GPUs.
     compute_s : float
         The seconds of an iteration on one GPU, to which the traced layers are scaled.
     number : float
-        The free number of the model: the slowdown of compute of "workbook_slowed", or the
-        seconds that "workbook_step" adds. Other models ignore it.
+        The free number of the model: how much longer compute takes while a message is under
+        way, relative to its time alone, in "workbook_slowed", or the seconds that
+        "workbook_step" adds to an iteration. Other models ignore it.
     """
     slowdown = 0.0
     if model == "workbook_slowed":
@@ -72,6 +76,7 @@ def _iteration_s(
     added_s = 0.0
     if model == "workbook_step":
         added_s = number
+    # The traced layers give the shares of compute.
     workload = resnet50().scaled(compute_s / resnet50().compute_s)
     cost = costs()[device, ranks]
     link = Link(slowdown=slowdown)
@@ -84,20 +89,25 @@ def _iteration_s(
 
 
 def _one_gpu_s(parts: Rows) -> pd.Series:
-    """Return the median iteration of one GPU in seconds, by ``batch`` and ``amp``."""
+    """Return the median iteration of one GPU in seconds.
+
+    The index has ``batch``, which tells the GPU (DEVICE), and ``amp``, whether the precision is
+    mixed.
+    """
     return parts.compute.groupby(["batch", "amp"])["iteration_s"].median()
 
 
 def _steps_s(parts: Rows, target: pd.DataFrame, model: str, number: float) -> Floats:
     """Return the predicted steps of n target rows in seconds, shape (n,).
 
-    All rows of a configuration have the same prediction.
+    Compute is that of one GPU in the rows ``parts`` of the rule. All rows with as many GPUs
+    (``ranks``), the same ``batch`` and the same precision (``amp``) have one prediction.
     """
     one_gpu_s = _one_gpu_s(parts)
     predicted_s = pd.Series(np.nan, target.index)
-    for configuration, rows_of_it in target.groupby(["ranks", "batch", "amp"]):
+    for configuration, equal_rows in target.groupby(["ranks", "batch", "amp"]):
         ranks, batch, amp = configuration
-        predicted_s[rows_of_it.index] = _iteration_s(
+        predicted_s[equal_rows.index] = _iteration_s(
             model, DEVICE[batch], ranks, float(one_gpu_s[batch, amp]), number
         )
     return predicted_s.to_numpy()
@@ -123,7 +133,7 @@ def _configuration(steps: pd.DataFrame) -> pd.Series:
 
 
 def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
-    """Return how much longer a step takes than on one GPU.
+    """Return how much longer a step on several GPUs takes than on one GPU.
 
     Parameters
     ----------
@@ -135,26 +145,28 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Medians in milliseconds, with one row for each configuration. The column
-        ``measured`` comes before one column for each model.
+        Medians in milliseconds, with one row for each configuration, such as "4 A100, fp32".
+        The column ``measured`` comes before one column for each model.
     """
-    configurations = predicted.set_index(["batch", "amp"]).index
-    # The rule of AMP reads the iterations of both precisions on one GPU.
-    one_gpu_s = configurations.map(_one_gpu_s(rows(STEPS[1])))
+    _, rule_of_amp = STEPS
+    # This rule has the iterations of both precisions on one GPU.
+    by_batch_and_amp_s = _one_gpu_s(rows(rule_of_amp))
+    # The step of one GPU for each predicted row.
+    one_gpu_s = predicted.set_index(["batch", "amp"]).index.map(by_batch_and_amp_s)
     seconds = predicted[["predicted_s", "measured_s"]]
     further_ms = 1e3 * seconds.sub(one_gpu_s, axis=0)
     keys = [_configuration(predicted), predicted["model"]]
     medians_ms = further_ms.groupby(keys).median()
     table = medians_ms["predicted_s"].unstack()[[*models]]
     table = table.rename_axis(index="gpus", columns=None)
-    # The measured time is the same in the rows of every model.
+    # The median of the measured times is the same for every model, so that the first is taken.
     measured_ms = medians_ms["measured_s"].groupby(level=0).first()
     table.insert(0, "measured", measured_ms)
     return table
 
 
 def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
-    """Return the constant of "workbook_step" and how well it predicts.
+    """Return the constant that the model "workbook_step" adds, and how well it predicts.
 
     Parameters
     ----------
@@ -170,6 +182,7 @@ def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
     """
     steps = predicted[predicted["model"] == "workbook_step"]
     errors = steps["predicted_s"] / steps["measured_s"] - 1
-    # Both rules of STEPS calibrate on the same rows, so that all rows have one constant.
+    # Both rules of STEPS calibrate on the same rows, so that all rows have one constant as
+    # their free number.
     constant_s = float(steps["free"].iloc[0])
     return constant_s, errors.groupby(_configuration(steps)).median()
