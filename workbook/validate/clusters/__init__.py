@@ -104,8 +104,8 @@ def abci_iterations(path: Path) -> pd.DataFrame:
     batch = settings["batch_size"]
     rows = []
     for entry in entries[1:]:
-        # The step of an iteration is (epoch, iteration). That of the summary of an epoch has
-        # one number only. Other entries, such as those of validation, have no throughput.
+        # The step of an iteration is (epoch, iteration). Summaries have fewer numbers. Each
+        # iteration has two entries, of which one states the throughput.
         step = entry["step"]
         images_per_s = entry["data"].get("train.total_ips")
         if len(step) == 2 and images_per_s is not None:

@@ -118,7 +118,7 @@ MODELS = {
 
 @cache
 def cost() -> Table:
-    """Return the cost of an all-reduce of two GPUs."""
+    """Return the measured time of an all-reduce of two GPUs, by its size."""
     timed = table(EXTERNAL / "cs336" / "all_reduce.csv").query("ranks == 2")
     # A MB of the source has 1024^2 bytes.
     sizes = MIB * timed["mb"].to_numpy(float)
@@ -129,10 +129,11 @@ _datasheet = cache(datasheet)
 
 
 def passes_s(n_bytes: ArrayLike, passes: float) -> Floats:
-    """Return the seconds to read or write bytes a number of times.
+    """Return the seconds to read or write some bytes ``passes`` times.
 
-    The rate of the memory is that of the datasheet.
+    The result has the shape of ``n_bytes``.
     """
+    # The peak rate of the GPU's memory.
     bytes_per_s = _datasheet("NVIDIA A100 80GB PCIe", "memory_bytes_per_s")
     return np.asarray(passes * np.asarray(n_bytes) / bytes_per_s)
 
@@ -151,44 +152,50 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
     Returns
     -------
     Workload
-        One tensor for each message, with the bytes of the message. The forward and the
-        backward pass together take 1 s, which `iteration_s` scales.
+        One tensor for each message, with the bytes of the message. A message is a bucket or
+        a single gradient. The forward and the backward pass together take 1 s, which
+        `iteration_s` scales.
     """
     options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
     shapes = import_file(DATA / "specs" / "transformers.csv", options=options)
     gradients = shapes.profile.workload()
     if not bucket_bytes:
         return gradients
-    # Buckets are filled in the order of registration, which is not that of backward.
+    # Buckets are filled with parameters from the last registered one on. This is not the order
+    # of backward, in which ``gradients`` are.
     by_registration = sorted(
         range(gradients.n),
         key=lambda gradient: _order_in_buckets(gradients.layer[gradient]),
     )
-    registered = np.array(by_registration)
-    in_this_order = replace(gradients, bytes=gradients.bytes[registered])
-    filled = plan.buffer(in_this_order, bucket_bytes)
-    buckets = [registered[members] for members in filled.slices]
+    in_buckets = np.array(by_registration)
+    sizes_in_buckets = replace(gradients, bytes=gradients.bytes[in_buckets])
+    filled = plan.buffer(sizes_in_buckets, bucket_bytes)
+    # The gradients of each bucket, by their place in backward.
+    buckets = [in_buckets[members] for members in filled.slices]
     # A bucket is sent when its last gradient is ready. The buckets may be ready in another
     # order than that in which they are filled.
     sent_s = np.array([gradients.ready_s[bucket].max() for bucket in buckets])
     n_bytes = np.array([gradients.bytes[bucket].sum() for bucket in buckets])
     order = np.argsort(sent_s, kind="stable")
+    # A workload has the time of backward between each tensor and the one before it. The first
+    # gap begins with the end of forward.
     gaps_s = np.diff(sent_s[order], prepend=gradients.forward_s)
     return Workload.from_arrays(gradients.forward_s, gaps_s, n_bytes[order])
 
 
 def _order_in_buckets(layer: str) -> tuple[int, int]:
-    """Return a key that sorts layers as they fill buckets.
+    """Return a key that sorts layers in the order in which they fill buckets.
 
     First are the head and the last norm, then the blocks from the last to the first,
     and then the embedding of tokens. The name of a layer in a block is the number of the
     block and the kind, such as "3.query".
     """
+    # Of a layer outside the blocks, the whole name is in ``block``, and ``kind`` is empty.
     block, _, kind = layer.partition(".")
     if kind:
         return -int(block), -REGISTERED.index(kind)
-    # The keys of blocks begin with 0 or a small negative number. So 1 comes after all blocks,
-    # and a very low number, that of the head and the last norm, before them.
+    # The keys of blocks begin with 0 or a negative number. So the embedding with 1 comes after
+    # all blocks, and the head and the last norm with a very low number before them.
     if block == "tokens":
         return 1, 0
     return -(10**9), 0
@@ -209,7 +216,8 @@ def iteration_s(
     In our models, buckets that have arrived are copied back while others are on their way.
     In the models of others, all copying back follows backward and communication, as a
     part of the update. "dag" always sends single gradients, because its equations know
-    no buckets.
+    no buckets. Copies, divisions and the update take the time of their passes over the
+    memory: each pass reads or writes all bytes once.
 
     Parameters
     ----------
@@ -222,16 +230,16 @@ def iteration_s(
     compute_s : float
         The seconds of forward and backward alone.
     slowdown : float, optional
-        By how much compute takes longer while a message is under way, relative to its
-        time alone, and messages while compute goes on, as `OURS` has it. The models of
-        others ignore it.
+        How much longer compute takes while a message is under way, and a message while
+        compute goes on, each relative to its time alone: 0.1 is a tenth longer. `OURS`
+        says which of the two a model counts. The models of others ignore the slowdown.
     """
     if name == "dag":
         bucket_bytes = 0
     workload = messages(sequence, bucket_bytes).scaled(compute_s)
-    # A gradient that is sent alone is divided by the number of ranks in place. With
-    # buckets, gradients are also copied in before they are sent, and copied out after the
-    # division.
+    # A gradient that is sent alone is divided by the number of ranks in place. The division
+    # reads and writes each byte once, as a copy does, and so takes COPY_PASSES. With buckets,
+    # gradients are also copied in before they are sent, and copied out after the division.
     passes_before = 0
     passes_after = COPY_PASSES
     if bucket_bytes:
@@ -251,8 +259,12 @@ def iteration_s(
         slowdown=slowdown if slows.compute else 0.0,
         message_slowdown=slowdown if slows.messages else 0.0,
     )
-    starts_s, ends_s = link.play(workload.ready_s, link.parts(cost(), workload.bytes))
-    # Backward ends with the last gradient, and later if messages slow compute down.
+    # The time of each message, divided into that of the processor and that of the link.
+    message_parts = link.parts(cost(), workload.bytes)
+    # When each message starts and ends. Messages follow one another.
+    starts_s, ends_s = link.play(workload.ready_s, message_parts)
+    # When each gradient has been computed, if messages slow compute down. Backward ends with
+    # the last one.
     computed_s = link.computed_s(workload.ready_s, starts_s, ends_s)
     backward_end_s = computed_s[-1]
     # Buckets are divided and copied back one after another, each once backward and its own
@@ -267,14 +279,14 @@ def compute_times(
 ) -> dict[tuple[int, int], float]:
     """Return the seconds of forward and backward alone, by batch and sequence.
 
-    If the rule has iterations whose all-reduces follow backward, these are subtracted
-    from them, as is the update. Otherwise compute is inferred: with this compute the
-    model predicts the measured iterations to calibrate.
+    If the rule has iterations whose all-reduces all follow backward, compute is such an
+    iteration less its all-reduces and its update. Otherwise compute is inferred: with it the
+    model predicts the measured iterations that calibrate.
 
     Parameters
     ----------
     parts : Rows
-        The rows of a rule.
+        The rows of a rule. In each field there is one row for a batch and sequence.
     name : str
         The model with which compute is inferred.
     slowdown : float
@@ -282,17 +294,20 @@ def compute_times(
     """
     compute_s = {}
     for row in parts.compute.itertuples():
-        n_bytes = messages(row.sequence, 0).bytes
+        # These iterations send single gradients.
+        n_bytes = messages(row.sequence, bucket_bytes=0).bytes
+        all_reduces_s = cost()(n_bytes).sum()
         update_s = passes_s(n_bytes.sum(), UPDATE_PASSES)
-        after_s = float(cost()(n_bytes).sum() + update_s)
+        after_s = float(all_reduces_s + update_s)
         compute_s[row.batch, row.sequence] = row.iteration_s - after_s
     if not parts.compute.empty:
         return compute_s
     for row in parts.calibrate.itertuples():
+        # The iteration as a function of its compute.
         predict_s = partial(
             iteration_s, name, row.sequence, row.bucket_bytes, slowdown=slowdown
         )
-        # Compute cannot take longer than the whole iteration, nor no time at all.
+        # Compute takes at most the whole iteration, and more than no time at all.
         compute_s[row.batch, row.sequence] = clusters.fitted(
             predict_s, row.iteration_s, most=row.iteration_s, least=1e-6
         )
@@ -313,7 +328,7 @@ def predicted_s(
     name : str
         The model.
     slowdown : float
-        The slowdown of the model, as `iteration_s` takes it.
+        The slowdown of the model, as `iteration_s` takes it. Models without one ignore it.
     """
     compute_s = compute_times(parts, name, slowdown)
     iterations_s = []

@@ -40,7 +40,7 @@ Files by nodes and ranks have no placement: they do not say how many GPUs a node
 
 
 def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
-    """Return the W with which a model predicts measured iterations.
+    """Return the W with which a model predicts measured iterations exactly.
 
     W is the seconds that all bytes take on the link alone, which nobody has timed.
 
@@ -57,15 +57,17 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     -------
     ndarray, shape (..., n)
         Seconds, found by bisection between 0 and the measured iteration. They are 0 where
-        no such W predicts the iteration.
+        no W between these predicts the iteration. Leading axes are those of the model.
     """
     compute_s = np.asarray(compute_s, float)
     measured_s = np.asarray(iteration_s, float)
     least_s = model(compute_s, np.zeros_like(measured_s))
     low_s = np.zeros_like(least_s)
     high_s = np.broadcast_to(measured_s, least_s.shape)
+    # An iteration is never shorter for a larger W, so that there is such a W if the smallest
+    # gives less than the measured iteration, and the largest at least as much.
     exists = (least_s < measured_s) & (model(compute_s, high_s) >= measured_s)
-    # A double has 53 bits: more steps would find no other number.
+    # Each step halves the range of W. A double has 53 bits, so that more steps are of no use.
     for _ in range(53):
         middle_s = (low_s + high_s) / 2
         is_enough = model(compute_s, middle_s) >= measured_s
@@ -80,14 +82,15 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
 def norm(gamma: ArrayLike) -> Model:
     """Return Pollux's own model, (C^gamma + W^gamma)^(1/gamma).
 
-    With a gamma of 1 nothing is hidden, and with an infinite one all is hidden.
+    C is the compute, and W the time of all bytes on the link. With a gamma of 1 they are
+    added, so that nothing is hidden. With an infinite gamma the shorter of them is hidden.
     """
     power = np.asarray(gamma, float)
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
         longer_s = np.maximum(compute_s, wire_s)
         shorter_s = np.minimum(compute_s, wire_s)
-        # The longer time is factored out, so that large powers do not overflow.
+        # The longer time is factored out of the sum, so that large powers do not overflow.
         ratio = shorter_s / longer_s
         return np.asarray(longer_s * (1 + ratio**power) ** (1 / power))
 
@@ -95,7 +98,7 @@ def norm(gamma: ArrayLike) -> Model:
 
 
 def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
-    """Return the recursion of messages over PyTorch's buckets as a model.
+    """Return our model: the messages of PyTorch's buckets follow one another.
 
     The message of a bucket starts when the bucket is ready and the message before it has
     ended. Compute and bytes are divided between the buckets as in a workload.
@@ -103,9 +106,10 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     Parameters
     ----------
     workload : Workload
-        The shares of compute and of bytes of the layers.
+        The layers. Only their shares of compute and of bytes count.
     slowdown : float or ndarray, shape (k, 1)
-        How much messages slow compute down. Several values give times of shape (k, n).
+        How much longer compute takes while a message is under way: 0.1 is a tenth longer.
+        Several values give times of shape (k, n).
     """
     buckets = plan.ddp(workload)
     ready_share = buckets.group_ready_s(workload) / workload.compute_s
@@ -113,8 +117,8 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        # The last axis of ready_s, message_s and ends_s has the buckets. Messages take no
-        # processor time, as W is all that a message takes.
+        # The last axis of ready_s, message_s and ends_s has the buckets. The zeros are the
+        # processor time of messages: all of W is link time.
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
         ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
         message_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
@@ -137,10 +141,12 @@ def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
     name : str
         One of MODELS.
     workload : Workload
-        The shares of compute and of bytes of the layers.
+        The layers. Only their shares of compute and of bytes count.
     number : float or ndarray, shape (k, 1)
-        The free number of the model. Several values give times of shape (k, n).
+        The free number: gamma of "norm", and the slowdown of compute of "workbook_slowed".
+        "workbook" has a slowdown of 0. Several values give times of shape (k, n).
     """
+    # Of C and W, the sum without overlap, and the longer one with perfect overlap.
     if name == "no_overlap":
         return np.add
     if name == "perfect_overlap":
@@ -176,9 +182,10 @@ _NODE = re.compile(
 def pipedream_workload(network: str) -> Workload:
     """Return a network as PipeDream's profiler recorded it, with one tensor per layer.
 
-    The recording does not state the batch. A layer without parameters counts towards
-    the last layer before it that has some, or towards the first layer that has some.
-    The input is left out, because its time is that of loading data.
+    The recording does not state the batch. The time of a layer without parameters counts
+    towards the last layer before it that has some. Layers before the first one with
+    parameters count towards that one. The input is left out, because its time is that of
+    loading data.
     """
     path = clusters.EXTERNAL / "pipedream" / f"{network}.txt.gz"
     rows = []
@@ -186,10 +193,13 @@ def pipedream_workload(network: str) -> Workload:
         if not node["operator"].startswith("Input"):
             numbers = [node["forward_ms"], node["backward_ms"], node["bytes"]]
             rows.append((int(node["number"]), *map(float, numbers)))
+    # In the order of forward, which is that of the numbers of the layers.
     _, forward_ms, backward_ms, n_bytes = np.array(sorted(rows)).T
     has_parameters = n_bytes > 0
+    # The tensor that each layer counts towards, numbered from 0 in the order of forward.
     tensor = np.maximum(np.cumsum(has_parameters) - 1, 0)
-    # Backward goes from the last tensor to the first.
+    # The backward time of each tensor is the sum over its layers. Backward goes from the last
+    # tensor to the first.
     backward_s = np.bincount(tensor, backward_ms)[::-1] / 1e3
     forward_s = forward_ms.sum() / 1e3
     return Workload.from_arrays(forward_s, backward_s, n_bytes[has_parameters][::-1])
@@ -201,15 +211,16 @@ def bert() -> Workload:
     The embedding is the last. Backward takes 1 s, which all other tensors share by their
     elements. Forward takes 0.5 s.
     """
-    # 768 wide, with biases in attention.
+    # Elements of layers that are 768 wide. Only attention is counted with its biases.
     attention = [768 * 769] * 4
     feed_forward = [768 * 3072] * 2
     blocks = (feed_forward + attention) * 12
-    # Words, then 512 positions and 2 kinds of segments.
+    # 30,522 words, 512 positions and 2 kinds of segments.
     embedding = 768 * (30_522 + 514)
     elements = np.array([*blocks, embedding])
     of_blocks = elements[:-1]
     backward_s = np.array([*of_blocks / of_blocks.sum(), 0.0])
+    # An element has 4 bytes.
     return Workload.from_arrays(0.5, backward_s, 4 * elements)
 
 
@@ -238,21 +249,23 @@ classes and 32 pixels."""
 
 
 def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
-    """Return what the models know of n rows: compute, and a row that calibrates each placement.
+    """Return the measured times from which the models predict n rows.
 
     Parameters
     ----------
     parts : Rows
-        The rows of a rule.
+        The rows of a rule. Its rows of compute have each batch once, and those that
+        calibrate each placement once.
     target : DataFrame
         The rows to predict.
 
     Returns
     -------
     ndarray, shape (3, n)
-        Seconds. First is C, the compute alone, of the row, then C and the iteration of
-        the row that calibrates the same placement.
+        Seconds, in this order: the compute alone of the row to predict, and the compute
+        alone and the iteration of the row that calibrates the same placement.
     """
+    # The compute of a batch is the iteration on one GPU.
     compute_s = parts.compute.set_index("batch")["iteration_s"]
     placements = pd.MultiIndex.from_frame(target[PLACE])
     calibrating = parts.calibrate.set_index(PLACE).loc[placements]
@@ -268,8 +281,8 @@ def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
 def predict(timed_s: Floats, model: Model) -> Floats:
     """Return predicted iterations in seconds, shape (..., n).
 
-    The seconds that all bytes take on the link are those with which the model predicts the
-    calibrating row of the same placement.
+    The seconds that all bytes take on the link are inferred: with them the model predicts the
+    row that calibrates the same placement.
 
     Parameters
     ----------
@@ -283,23 +296,24 @@ def predict(timed_s: Floats, model: Model) -> Floats:
 
 
 def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
-    """Return the free number of a model that has the least mean absolute error.
+    """Return the free number with which a model has the least mean absolute relative error.
 
     Parameters
     ----------
     parts : Rows
-        The rows of a rule. Those to fit with several nodes are predicted.
+        The rows of a rule. The errors are those of its rows to fit that have several nodes.
     name : str
         The model. A model without a free number gives 0.
     shape : Workload
-        The shares of compute and of bytes of the layers.
+        The layers. Only their shares of compute and of bytes count.
     """
     target = parts.fit.query("nodes > 1")
+    # The k values that are tried, as a column, give predictions of shape (k, n).
     numbers = np.array(MODELS[name])
     timed_s = timings(parts, target)
     predicted_s = predict(timed_s, model(name, shape, numbers[:, None]))
     errors = np.abs(predicted_s / target["iteration_s"].to_numpy() - 1)
-    # Models without a free number return one row of shape (n,).
+    # "no_overlap" and "perfect_overlap" ignore the number, and return shape (n,).
     mean_errors = np.atleast_2d(errors).mean(axis=1)
     return float(numbers[mean_errors.argmin()])
 
@@ -307,7 +321,8 @@ def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
 def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
     """Return the number of GPUs on the fullest node of each of n rows, shape (n,).
 
-    If the placement is not known, ranks are spread evenly over the nodes.
+    A placement such as "1124" has a digit for each node. If the placement is "", which is
+    not known, ranks are spread evenly over the nodes.
     """
     even = np.ceil(target["ranks"] / target["nodes"])
     placed = target["placement"].map(lambda text: max(map(int, text), default=0))
@@ -317,16 +332,22 @@ def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
 def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     """Return the test rows of rules as predicted by every model.
 
+    Parameters
+    ----------
+    rules : sequence of str, optional
+        The names of the rules, by default those of all networks.
+
     Returns
     -------
     DataFrame
         One row for each test row and model. The columns are ``placement``, ``nodes``,
-        ``ranks``, ``batch``, ``rule``, ``most_gpus``, ``measured_s``, ``model`` and
-        ``predicted_s``.
+        ``ranks``, ``batch``, ``rule``, ``most_gpus`` (on the fullest node), ``measured_s``,
+        ``model`` and ``predicted_s``.
     """
     tables = []
     for rule in rules:
         parts = clusters.rows(rule)
+        # The rule names the workload whose layers stand for those of its network.
         shape = SHAPES[clusters.rules()[rule]["shape"]]()
         timed_s = timings(parts, parts.test)
         measured = parts.test[[*PLACE, "batch"]].assign(
@@ -335,8 +356,8 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
             measured_s=parts.test["iteration_s"],
         )
         for name in MODELS:
-            fitted = model(name, shape, fit(parts, name, shape))
-            predicted_s = predict(timed_s, fitted)
+            number = fit(parts, name, shape)
+            predicted_s = predict(timed_s, model(name, shape, number))
             tables.append(measured.assign(model=name, predicted_s=predicted_s))
     return pd.concat(tables, ignore_index=True)
 
@@ -347,7 +368,7 @@ def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Se
     Parameters
     ----------
     predicted : DataFrame
-        The rows of `predictions`. The larger half of the batches counts.
+        The rows of `predictions`. Only batches from the median batch on count.
     rule : str
         The rule.
     name : str, optional

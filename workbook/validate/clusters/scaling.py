@@ -1,8 +1,8 @@
 """Curves of step times over nodes that others published, and how well they are predicted.
 
-The law of `ddlkit.core.scaling` and its interval were chosen with the curves of `sets` in sight. The
-sources of `LATER` were opened after both had been committed. Three of their curves are not blind all
-the same, and are judged apart (`NOT_BLIND`).
+The law of `ddlkit.core.scaling` and its interval were chosen with the curves of `sets` in
+sight. The sources of `LATER` were opened after both had been committed. Three of their curves
+are not blind all the same, and are judged apart (`NOT_BLIND`).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ NOT_BLIND = {
 }
 """The curves of `LATER` that test nothing, by source and name, each with the reason.
 
-The source in sight is `tensorflow-ec2`: the same machine and network, InceptionV3 with as many images
-per GPU, and the same program.
+The source in sight is `tensorflow-ec2`: the same machine and network, InceptionV3 with as many
+images per GPU, and the same program.
 """
 FORMERLY_BLIND = EXTERNAL / "tensorflow-ec2"
 """A source that refuted the first interval, and is now in sight."""
@@ -56,18 +56,19 @@ def anemoi_steps(statistic: str = "mean") -> pd.DataFrame:
     Parameters
     ----------
     statistic : {"mean", "median"}, optional
-        Which step of a job is taken. The mean leaves out the longest step, in which the job
-        is launched.
+        Whether the mean or the median of the steps of a job is taken. The mean leaves out the
+        longest step, in which the job is launched.
 
     Returns
     -------
     DataFrame
-        One row for each job, with the columns ``gpus``, ``nodes``, ``job`` and ``step_s``.
+        One row for each job, that is, each run of the training. The columns are ``gpus``,
+        ``nodes``, ``job`` and ``step_s`` (seconds).
 
     Notes
     -----
-    On 100 nodes, 8 of 24 steps had half a batch. The mean step there is RECONSTRUCTED_S, as if all
-    steps had whole batches.
+    On 100 nodes, 8 of 24 steps had half a batch. In place of their mean, RECONSTRUCTED_S is
+    taken, the mean as if all steps had whole batches.
     """
     column = {"mean": "step_mean_without_longest_ms", "median": "step_median_ms"}
     frame = table(EXTERNAL / "anemoi" / "steps.csv")
@@ -88,8 +89,14 @@ def abci_steps(gpu: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `anemoi_steps`. A training has a fixed number of samples, so its time
-        multiplied by its nodes is proportional to a step.
+        The columns of `anemoi_steps`, with a row for each training. ``step_s`` is
+        proportional to a step, not a step itself.
+
+    Notes
+    -----
+    All trainings process the same number of samples, with the same number per GPU in a step.
+    A training on n nodes therefore has 1/n of the steps of one node, and its time multiplied
+    by n is proportional to a step.
     """
     frame = table(EXTERNAL / "abci" / "training.csv")
     frame = frame[frame["device"] == gpu]
@@ -115,8 +122,9 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        Tables with the columns of `anemoi_steps`. Each has one GPU, and all placements with as many
-        GPUs on each node.
+        By a name such as "2 a node, batch 20", a table with the columns of `anemoi_steps`. It
+        has the step on one GPU, and those of all placements with this number of GPUs on each
+        node.
     """
     files = [
         EXTERNAL / "pollux" / f"{network}-{kind}.csv.gz"
@@ -124,16 +132,17 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     ]
     frame = pd.concat([pollux_iterations(path) for path in files], ignore_index=True)
     frame["per_node"] = frame["ranks"] / frame["nodes"]
-    # In a placement such as "1124", nodes have different numbers of GPUs. Such are left out.
+    # Placements whose nodes have different numbers of GPUs, such as "1124", are left out. Of
+    # files without placements, so are ranks that cannot be spread evenly.
     is_even = frame["placement"].map(lambda text: len({*text}) <= 1)
     frame = frame[is_even & (frame["per_node"] % 1 == 0)]
     columns = {"ranks": "gpus", "iteration_s": "step_s"}
     frame = frame.rename(columns=columns).assign(job="run")
     curves = {}
     for (per_node, batch), rows in frame.groupby(["per_node", "batch"]):
-        one = frame[(frame["gpus"] == 1) & (frame["batch"] == batch)]
+        one_gpu = frame[(frame["gpus"] == 1) & (frame["batch"] == batch)]
         # Where nodes have one GPU each, the single GPU is among the rows already.
-        steps = pd.concat([one, rows]).drop_duplicates(["gpus", "nodes"])
+        steps = pd.concat([one_gpu, rows]).drop_duplicates(["gpus", "nodes"])
         curves[f"{per_node:g} a node, batch {batch}"] = steps[
             ["gpus", "nodes", "job", "step_s"]
         ]
@@ -146,8 +155,8 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     Parameters
     ----------
     source : Path
-        The folder of the source, such as one of `LATER`. Its file ``rates.csv`` has one row for each
-        curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
+        The folder of the source, such as one of `LATER`. Its file ``rates.csv`` has one row for
+        each curve and number of GPUs. The columns are ``curve``, ``gpus``, ``nodes``,
         ``samples_per_gpu`` (in a step) and ``samples_per_s`` (of all GPUs).
 
     Returns
@@ -169,8 +178,8 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
     Returns
     -------
     dict of str to dict of str to DataFrame
-        The curves of each set by name, with steps as `anemoi_steps` returns them. A single curve
-        has the name "".
+        The curves of each set by name, with steps as `anemoi_steps` returns them. The only
+        curve of a set has the name "".
     """
     chosen_on = {
         "Anemoi, mean": {"": anemoi_steps("mean")},
@@ -188,28 +197,34 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame:
-    """Return each larger count of curves as it is predicted from each anchor.
+    """Return the steps of larger counts as predicted from smaller ones, and their errors.
 
-    An anchor is a count of several nodes whose measured step the law extrapolates.
+    A count is a number of nodes with a number of GPUs. An anchor is a count of several nodes
+    whose measured step the law extrapolates to larger counts.
 
     Parameters
     ----------
     curves : mapping of str to DataFrame
-        Tables of steps.
+        Tables of steps, as `anemoi_steps` returns them, by the name of the curve.
     most_times : float
         Counts of at most so many times the nodes of the anchor are predicted.
 
     Returns
     -------
     DataFrame
-        One row for each curve, anchor of at least two nodes, and larger count. The columns are those that
-        data/goals.yml explains, ``curve``, ``anchor`` and ``nodes``, the measured and
-        the predicted step, and the relative errors of the rival laws. ``answered`` and
-        ``right`` are of the interval alone, by which wishes were answered when the goals
-        were tested. ``answered_today`` and ``right_today`` are of the command as it is. In seconds,
-        there are ``one_s``, ``fastest_one_s`` and ``slowest_one_s`` of the smallest count and its jobs,
-        ``lower_s`` and ``upper_s``, the limits of the interval, and ``least_s``, below which the step is
-        not taken to lie because of the anchor.
+        One row for each curve, anchor of at least two nodes, and larger count. The columns are
+
+        - those that the comment on ``scaling_steps`` in data/goals.yml explains,
+        - ``curve``, ``anchor`` (its nodes), ``nodes`` (to predict for), ``measured_s`` and
+          ``predicted_s``,
+        - the relative error of each rival law, under its name,
+        - ``answered`` and ``right``, by the interval alone, by which wishes were answered
+          when the goals were tested, and ``answered_today`` and ``right_today``, by the
+          command as it is,
+        - in seconds ``one_s``, ``fastest_one_s`` and ``slowest_one_s``, the step of the
+          smallest count and those of its fastest and slowest job, ``lower_s`` and
+          ``upper_s``, the limits of the interval, and ``least_s``, the shortest step that is
+          likely, because more nodes than the anchor has do not shorten a step.
     """
     rows = []
     for name, steps in curves.items():
@@ -224,10 +239,11 @@ def _shown_and_targets(
 ) -> Iterator[tuple[pd.DataFrame, int]]:
     """Yield the steps that a prediction may know, and a number of nodes to predict for.
 
-    Each count of several nodes is an anchor in turn: it and all smaller counts are shown, and
-    each larger count of at most ``most_times`` its nodes is predicted. All these counts have as many
-    GPUs on each node as the largest one.
+    Each count of several nodes is an anchor in turn. The steps of the anchor and of all smaller
+    counts are shown, and each larger count of at most ``most_times`` its nodes is predicted.
+    Anchors and predicted counts have as many GPUs on each node as the largest count.
     """
+    # Pairs of nodes and GPUs in ascending order.
     counts = sorted({*zip(steps["nodes"], steps["gpus"], strict=True)})
     most_nodes, most_gpus = counts[-1]
     gpus_per_node = most_gpus / most_nodes
@@ -244,9 +260,11 @@ def _shown_and_targets(
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
-    """Return the row of `cases` of one predicted count.
+    """Return the row of `cases` of one predicted count, without the name of its curve.
 
-    ``result`` predicts ``nodes`` nodes from some of the measured ``steps``.
+    ``result`` predicts the step on ``nodes`` nodes from those of the measured ``steps`` that
+    were shown. A wish asks whether the scaling factor, the step of the smallest count over that
+    of ``nodes`` nodes, is at least WISH. Its answer is "yes", "no" or "open".
     """
     predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
@@ -259,13 +277,15 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     is_met = factor >= WISH
     answer_today = result.wish.answer
     answer = answer_today
-    # The command of today also knows that more nodes do not shorten a step. This only adds
-    # answers with "no", which the interval alone left open when the goals were tested.
+    # When the goals were tested, the interval alone gave the answer. The command of today also
+    # knows that more nodes do not shorten a step, and so answers "no" to some wishes that the
+    # interval alone leaves open, because the lower limit of the step would meet them.
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
     # More nodes do not shorten a step, so that no step is shorter than that of the anchor's
-    # fastest job. If one job alone measured the anchor, another one may be faster by
-    # `SINGLE_JOB_SHARE`, or by more if jobs on other counts scatter more.
+    # fastest job. If one job alone measured the anchor, another job may be faster: by the
+    # scatter of jobs on other counts, which ``anchor_jobs_s`` contains, or by
+    # `SINGLE_JOB_SHARE` if this is more.
     anchor = result.anchor
     least_s, _ = result.anchor_jobs_s
     if anchor.jobs == 1:
@@ -302,14 +322,14 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return each count of several nodes as predicted while it is left out.
 
-    The prediction is interpolated between the measured neighbours of the count. The largest
-    count has no larger neighbour, and is left out of the table. So are counts with partly used
-    nodes.
+    A count is a number of nodes with a number of GPUs. The prediction is interpolated between
+    the measured neighbours of the count. The largest count has no larger neighbour, and has no
+    row. Nor do counts with partly used nodes.
 
     Parameters
     ----------
     curves : mapping of str to DataFrame
-        Tables of steps.
+        Tables of steps, as `anemoi_steps` returns them, by the name of the curve.
 
     Returns
     -------
@@ -320,6 +340,7 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """
     rows = []
     for name, steps in curves.items():
+        # Pairs of nodes and GPUs in ascending order, the largest count apart.
         *smaller, (most_nodes, most_gpus) = sorted(
             {*zip(steps["nodes"], steps["gpus"], strict=True)}
         )
@@ -329,8 +350,9 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
                 continue
             is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
             result = scale(steps[~is_left_out], int(nodes))
-            # All other counts are measured, and none but the one asked for is interpolated.
+            # The other counts are measured, so that only the one asked for is interpolated.
             (count,) = (count for count in result.counts if count.interpolated)
+            # For the type checker: an interpolated count has an interval.
             assert count.interval_s
             measured_s = float(steps.loc[is_left_out, "step_s"].median())
             lower_s, upper_s = count.interval_s
@@ -390,7 +412,8 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
         found = sorted(path.parent for path in further.glob("*/rates.csv"))
         if not found:
             raise UserError(
-                f"{further} has no curves: put each source's rates.csv into a folder of its own there"
+                f"{further} has no curves: "
+                "put each source's rates.csv into a folder of its own there"
             )
         tables.append(_cases_of(found))
     all_cases = pd.concat(tables, ignore_index=True)
@@ -398,7 +421,7 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
 
 
 def _cases_of(sources: Sequence[Path]) -> pd.DataFrame:
-    """Return the columns of `later_cases` for some sources."""
+    """Return the cases of the curves in the folders ``sources``, as `later_cases` does."""
     tables = []
     for source in sources:
         own = cases(published_curves(source), MOST_TIMES)
@@ -410,24 +433,27 @@ def _cases_of(sources: Sequence[Path]) -> pd.DataFrame:
 
 
 def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
-    """Return how far what is reached depends on which curves were published.
+    """Return how far the numbers that goals are about depend on which curves were published.
+
+    This is a bootstrap over the curves.
 
     Parameters
     ----------
     own_cases : DataFrame
-        Cases with the columns ``source`` and ``curve``.
+        Cases with the columns of `cases`, and with ``source``.
     draws : int
-        The number of resamples. Each has as many curves as there are, drawn with replacement. All
-        cases of a curve are drawn together.
+        The number of resamples. Each has as many curves as there are, drawn with replacement.
+        All cases of a curve are drawn together.
     seed : int
         The seed of the draws.
 
     Returns
     -------
     DataFrame
-        One row for each goal of `judged`, with the columns ``goal``, ``lower`` and ``upper``: the 5% and 95%
-        quantiles of what is reached.
+        One row for each goal of `judged`. The columns are ``goal``, ``lower`` and ``upper``,
+        the 5% and the 95% quantile of the number that resamples reach.
     """
+    # The row numbers of each curve, in the order of the names, which makes draws repeatable.
     rows_of_curve = own_cases.groupby(["source", "curve"]).indices
     curves = [rows_of_curve[key] for key in sorted(rows_of_curve)]
     generator = np.random.default_rng(seed)
@@ -437,7 +463,8 @@ def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
         rows = np.concatenate([curves[number] for number in drawn])
         table = judged(own_cases.iloc[rows])
         reached.append(table["reached"].to_numpy())
-    # Without any answered wish, the share of right answers is not defined.
+    # One row for each resample, one column for each goal. In a resample without any answered
+    # wish, the share of right answers is NaN and does not count.
     lower, upper = np.nanquantile(np.array(reached), [0.05, 0.95], axis=0)
     return pd.DataFrame({"goal": table["goal"], "lower": lower, "upper": upper})
 
@@ -451,7 +478,8 @@ def perlmutter() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `ddlkit.formats.node_tables.COLUMNS`, with times out of place.
+        The columns of `ddlkit.formats.node_tables.COLUMNS`, with times out of place. The
+        version of NCCL and its settings are "", because the file does not state them.
     """
     path = EXTERNAL / "perlmutter" / "nccl-tests.csv.gz"
     frame = table(path)
@@ -465,6 +493,7 @@ def perlmutter() -> pd.DataFrame:
         nodes=frame["num_nodes"],
         ranks=frame["num_nodes"] * frame["gpus_per_node"],
         bytes=frame["size"],
+        # Microseconds out of place.
         seconds=frame["time-o"] / 1e6,
         nccl="",
         settings="",
@@ -474,7 +503,7 @@ def perlmutter() -> pd.DataFrame:
 
 
 def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.DataFrame:
-    """Return the times of messages of 1 to 64 MiB as fewer nodes predict them.
+    """Return the times of messages of 1 to 64 MiB, as measured and as fewer nodes predict them.
 
     Parameters
     ----------
@@ -483,20 +512,22 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
     collective : str
         The collective.
     ratio : int
-        How many times the nodes of the table are predicted.
+        Each table, the times on one number of nodes, predicts ``ratio`` times its nodes.
 
     Returns
     -------
     DataFrame
-        One row for each size of each table that can be compared, because a table of ``ratio`` times
-        its nodes was measured, too. The columns are ``anchor`` (the nodes of the first table),
-        ``nodes``, ``ranks``, ``bytes``, ``measured_s``, ``predicted_s``, ``error`` (relative, of the
-        prediction) and ``unchanged`` (the error if the time of the first table is taken for it).
+        One row for each size of each table of several nodes, if ``ratio`` times its nodes
+        were measured, too. The columns are ``anchor`` (the nodes of the predicting table),
+        ``nodes``, ``ranks``, ``bytes``, ``measured_s``, ``predicted_s``, ``error`` (relative,
+        of the prediction) and ``unchanged`` (the error if the time of the predicting table is
+        taken as the prediction).
     """
     times = times[times["collective"] == collective]
-    per_node = times["ranks"] / times["nodes"]
+    gpus_per_node = times["ranks"] / times["nodes"]
     tables = []
-    for _, own in times.groupby(per_node):
+    # Tables with another number of GPUs on each node do not predict each other.
+    for _, own in times.groupby(gpus_per_node):
         tables += list(_extrapolated(own, collective, ratio))
     return pd.concat(tables, ignore_index=True)
 
@@ -506,7 +537,7 @@ def _extrapolated(
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of `collective_cases` of each anchor, the table that predicts a larger one.
 
-    All ``times`` have as many GPUs on each node.
+    All ``times`` are of the collective, with one number of GPUs on each node.
     """
     costs = NodeCosts.of(times)
     for anchor in costs.tables:
@@ -515,14 +546,16 @@ def _extrapolated(
         # Anchors have several nodes, and their target was measured.
         if anchor.nodes == 1 or measured is None:
             continue
+        # The prediction may know the tables up to the anchor.
         shown = NodeCosts.of(times[times["nodes"] <= anchor.nodes])
         try:
             cost = shown.cost(collective, nodes, measured.ranks)
         except UserError:
             # Gathers are predicted for at most four times the nodes.
             continue
+        # 1 to 64 MiB.
         is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
-        # Only sizes of the smaller tables, so that none is interpolated.
+        # Only sizes at which the cost has a time, so that none is interpolated.
         sizes = measured.sizes[is_asked & np.isin(measured.sizes, cost.bytes)]
         measured_s = measured.seconds[np.isin(measured.sizes, sizes)]
         unchanged_s = anchor.seconds[np.isin(anchor.sizes, sizes)]
@@ -550,9 +583,9 @@ def judged(own_cases: pd.DataFrame, name: str = "scaling_steps") -> pd.DataFrame
     Parameters
     ----------
     own_cases : DataFrame
-        The cases.
+        The cases, with the columns that the goals are about.
     name : str, optional
-        The goals.
+        The name of the goals in data/goals.yml.
 
     Returns
     -------

@@ -1,8 +1,8 @@
 """How the interval of `ddlkit scale` was chosen among candidates.
 
-docs/studies.md has the criterion, which was written down before the candidates were compared. Each
-candidate has one calibrated number. This number makes the interval contain 90% of the steps of
-the sources that do not judge it.
+docs/studies.md has the criterion, which was written down before the candidates were compared.
+Each candidate has one calibrated number. This number makes the interval contain 90% of the
+steps of the sources that do not judge it.
 """
 
 from __future__ import annotations
@@ -33,24 +33,25 @@ GROWTHS = (0.0, 1 / 3, 1 / 2, 1.0)
 def steps_in_sight() -> pd.DataFrame:
     """Return each step of the sets in sight that is predicted from an anchor of fewer nodes.
 
-    The sets in sight are those of `scaling.sets`, which were known when the law was chosen. An anchor is
-    the count of nodes whose measured step the law extrapolates. The table is computed once. Nobody
-    changes it.
+    The sets in sight are those of `scaling.sets`, which were known when the law was chosen. A
+    count is a number of nodes with a number of GPUs. An anchor is the count whose measured step
+    the law extrapolates. The table is cached, so callers must not change it.
 
     Returns
     -------
     DataFrame
         One row for each curve, anchor of at least two nodes, and larger count. The columns are
-        ``set`` (what is judged together), ``source`` (who published it), ``ratio`` (the nodes over those
-        of the anchor) and, in seconds, ``smallest_s`` (the smallest count of the curve), ``node_s`` (one
-        whole node, or the smallest count if there is none), ``anchor_s``, ``slowest_s`` (of the anchor
-        and all smaller counts) and ``measured_s``.
+        ``set`` (what is judged together), ``source`` (who published it) and ``ratio`` (the
+        nodes over those of the anchor). In seconds, there are the steps ``smallest_s`` (of the
+        smallest count of the curve), ``node_s`` (of one whole node, or of the smallest count
+        if no whole node was measured), ``anchor_s``, ``slowest_s`` (the slowest of the anchor
+        and all smaller counts) and ``measured_s`` (of the larger count).
     """
     rows = []
     for name, curves in scaling.sets().items():
-        # A name is the source and, after a comma, what its sets differ in. Those of Pollux are different
-        # networks, which are judged apart. Others are the mean and the median of the same steps, or
-        # different GPUs, which are judged together.
+        # A name is the source and, after a comma, what its sets differ in. Those of Pollux are
+        # different networks, which are judged apart. Those of other sources are the mean and
+        # the median of the same steps, or different GPUs, and are judged together.
         source = name.partition(",")[0]
         judged_as = name if source == "Pollux" else source
         for steps in curves.values():
@@ -60,15 +61,19 @@ def steps_in_sight() -> pd.DataFrame:
 
 
 def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
-    """Return the rows of `steps_in_sight` of one curve, without its set and source."""
-    # Counts are in ascending order, so that the first is the smallest and the last the largest.
+    """Return the rows of `steps_in_sight` of one curve, without its set and source.
+
+    ``steps`` has the columns of `scaling.anemoi_steps`.
+    """
+    # Counts, pairs of nodes and GPUs, are in ascending order, so that the first is the
+    # smallest and the last the largest.
     medians_s = steps.groupby(["nodes", "gpus"])["step_s"].median()
     counts = medians_s.reset_index()
     nodes = counts["nodes"].to_numpy()
     gpus = counts["gpus"].to_numpy()
     step_s = counts["step_s"].to_numpy()
     smallest_s = step_s[0]
-    # A node is whole if it has as many GPUs as each node of the largest count.
+    # The nodes of a count are whole if they have as many GPUs as each node of the largest.
     gpus_per_node = gpus[-1] / nodes[-1]
     is_whole = gpus == gpus_per_node * nodes
     whole_node_s = step_s[is_whole & (nodes == 1)]
@@ -77,6 +82,7 @@ def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     # Counts with partly used nodes are no anchors, and are not predicted.
     of_several_nodes = np.flatnonzero(is_whole & (nodes > 1))
     for anchor in of_several_nodes:
+        # The prediction may know the anchor and all smaller counts.
         is_shown = (nodes <= nodes[anchor]) & (gpus <= gpus[anchor])
         slowest_s = step_s[is_shown].max()
         for target in of_several_nodes:
@@ -105,18 +111,20 @@ def quantile(values: Floats, sets: pd.Series, share: float) -> float:
     sets : Series, shape (n,)
         The set that each value belongs to.
     share : float
-        The share of the weight that has at most this value, between 0 and 1.
+        Which quantile, between 0 and 1: the share of all weights that belongs to values up
+        to the result.
 
     Returns
     -------
     float
-        The first value, in ascending order, that reaches the share.
+        The first value, in ascending order, with which the sum of weights reaches the share.
 
     Examples
     --------
     >>> quantile(np.array([1.0, 2.0, 3.0]), pd.Series(["a", "a", "b"]), 0.5)
     2.0
     """
+    # A value weighs one over the number of values of its set.
     weights = 1 / sets.map(sets.value_counts()).to_numpy(float)
     order = np.argsort(values, kind="stable")
     reached = np.cumsum(weights[order]) / weights.sum()
@@ -127,21 +135,21 @@ def quantile(values: Floats, sets: pd.Series, share: float) -> float:
 class Candidate:
     """A rule that makes the interval of a predicted step from one calibrated number.
 
-    The number is the width w of an interval on as many nodes as the anchor has, the measured count
-    that the step is predicted from. The loss is what the predicted step takes
-    longer than a step of fewer GPUs.
+    The number is the width w of an interval on as many nodes as the anchor has, the measured
+    count from which the step is predicted. The loss is how much longer the predicted step is
+    than a step of fewer GPUs.
 
     Attributes
     ----------
     counted_from : {"smallest", "node, width from smallest", "node"}
-        Whether losses are counted from the step of the smallest measured count, or of one whole node.
-        In "node, width from smallest", the law counts from one node, and the interval from the
-        smallest count.
+        Whether losses are counted from the step of the smallest measured count, or of one
+        whole node. In "node, width from smallest", the law counts from one node, and the
+        interval from the smallest count.
     form : {"share", "factor", "residual"}
-        How limits lie around the step. "share" adds w times the loss to the step, or takes it away.
-        "factor" multiplies the loss by 2^w, or divides it. Both then move the limit by ``step_share``
-        of itself. "residual" multiplies the step by exp(w (loss / step + ``step_share``)), or divides
-        it.
+        How limits lie around the step. "share" adds w times the loss to the step, or takes it
+        away. "factor" multiplies the loss by 2^w, or divides it. Both then move the limit by
+        ``step_share`` of itself. "residual" multiplies the step by
+        exp(w (loss / step + ``step_share``)), or divides it.
     uses_slowest : bool
         Whether the upper limit is that of a prediction from the slowest step of the anchor and all
         smaller counts, in place of the anchor's own step.
@@ -173,8 +181,11 @@ class Candidate:
             Seconds.
         """
         smallest_s = steps["smallest_s"].to_numpy()
-        # The law counts losses from one whole node in two cases of ``counted_from``, and the
-        # width in one of them. Otherwise both count from the smallest count.
+        # The law counts losses from ``counted_s``, and the width of the interval from
+        # ``width_from_s``:
+        #   "smallest": both from the smallest count
+        #   "node, width from smallest": the law from one whole node, the width from the smallest
+        #   "node": both from one whole node
         counted_s = smallest_s
         if self.counted_from != "smallest":
             counted_s = steps["node_s"].to_numpy()
@@ -182,18 +193,24 @@ class Candidate:
         # The nodes of the step over those of its anchor.
         ratio = steps["ratio"].to_numpy()
         predicted_s = law.step_s(counted_s, steps["anchor_s"], ratio)
+        # The step around which the upper limit lies.
         slow_s = predicted_s
         if self.uses_slowest:
             slow_s = law.step_s(counted_s, steps["slowest_s"], ratio)
         width = number * (1 + self.growth * np.log2(ratio))
         lower_s = self._limit(predicted_s, width_from_s, -width)
         upper_s = self._limit(slow_s, width_from_s, width)
-        # This changes no limit of `CANDIDATES`, whose limits lie around the prediction already:
+        # The interval contains the prediction. This changes no limit of `CANDIDATES`, for which
         # no width is negative, and the slowest step is never shorter than the anchor's.
         return np.minimum(lower_s, predicted_s), np.maximum(upper_s, predicted_s)
 
     def _limit(self, step_s: Floats, counted_s: Floats, width: Floats) -> Floats:
-        """Return the upper limit of a step, or the lower one for a negative width."""
+        """Return the upper limit of each step, or the lower one for a negative width.
+
+        All arrays have shape (n,). ``step_s`` is the step that the limit lies around, and
+        ``counted_s`` the step from which its loss is counted.
+        """
+        # A step that is shorter than the one it is counted from has no loss.
         loss_s = np.maximum(step_s - counted_s, 0.0)
         side = np.sign(width)
         if self.form == "residual":
@@ -201,14 +218,16 @@ class Candidate:
         if self.form == "factor":
             limit_s = step_s - loss_s + loss_s * 2.0**width
         else:
-            # A step does not gain from more nodes, so at most all of the loss goes away.
+            # The form "share". More nodes do not shorten a step, so that a lower limit takes
+            # away at most all of the loss.
             limit_s = step_s + np.maximum(width, -1.0) * loss_s
         return limit_s * (1 + side * self.step_share)
 
     def needed(self, steps: pd.DataFrame) -> Floats:
         """Return the least number with which the interval contains each step, shape (n,).
 
-        It is `LARGEST_NUMBER` for a step that no smaller number includes.
+        The number is found by bisection, because a larger number makes the interval wider. It
+        is `LARGEST_NUMBER` for a step that no smaller number includes.
         """
         measured_s = steps["measured_s"].to_numpy()
         too_small = np.zeros(len(steps))
@@ -252,15 +271,18 @@ class Comparison:
 
     @cached_property
     def _needed(self) -> Floats:
+        """Return the least number with which the interval contains each step."""
         return self.candidate.needed(self.steps)
 
     def number(self, is_used: Floats | None = None) -> float:
-        """Return the number with which 90% of steps are inside, where each set has the same weight.
+        """Return the calibrated number, with which the intervals contain 90% of the steps.
+
+        Each set has the same weight.
 
         Parameters
         ----------
         is_used : ndarray of bool, optional
-            The steps that calibrate. By default these are all.
+            Which steps calibrate. By default all do.
         """
         used = np.ones(len(self.steps), bool) if is_used is None else is_used
         return quantile(self._needed[used], self.steps.loc[used, "set"], law.NOMINAL)
@@ -268,22 +290,26 @@ class Comparison:
     def judged(self) -> pd.DataFrame:
         """Return how well each set is predicted, with the number calibrated on other sources.
 
-        A wish asks whether the scaling factor, the step of the smallest count over that of the larger
-        one, is at least `scaling.WISH`. It is answered if both limits of the step agree.
+        A wish asks whether the scaling factor, the step of the smallest count over that of the
+        larger one, is at least `scaling.WISH`. It is answered if both limits of the step give
+        the same answer.
 
         Returns
         -------
         DataFrame
             By set, the shares of steps that are ``inside`` and of wishes that are ``answered``,
-            the share of answers that are ``right``, and the median ``half`` width.
+            the share of answers that are ``right``, and the median of ``half``, the half
+            width of an interval over its middle.
         """
         number = np.empty(len(self.steps))
         source = self.steps["source"].to_numpy()
         for name in np.unique(source):
+            # No source calibrates the number by which it is judged.
             number[source == name] = self.number(source != name)
         lower_s, upper_s = self.candidate.interval(self.steps, number)
         smallest_s = self.steps["smallest_s"].to_numpy()
         measured_s = self.steps["measured_s"].to_numpy()
+        # The longest likely step decides for yes, and the shortest for no.
         is_yes = smallest_s / upper_s >= scaling.WISH
         is_no = smallest_s / lower_s < scaling.WISH
         is_met = smallest_s / measured_s >= scaling.WISH
@@ -300,6 +326,7 @@ class Comparison:
             }
         )
         by_set = each.groupby("set")
+        # The mean leaves out open wishes, whose ``right`` is NaN.
         table = by_set[["inside", "answered", "right"]].mean()
         return table.assign(half=by_set["half"].median())
 
@@ -310,10 +337,10 @@ def compared() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each candidate: its attributes, its ``number`` from all sources, the ``mean`` and
-        the ``least`` share of steps inside over the sets, ``half``, ``answered`` and ``right`` as of
-        `Comparison.judged` (the median over the sets, and two means), and whether it is
-        ``admissible``.
+        One row for each candidate. The columns are its attributes, ``number`` (calibrated on
+        all sources), ``mean`` and ``least`` (of the shares of steps inside, over the sets),
+        ``half`` (the median over the sets), ``answered`` and ``right`` (means over the sets)
+        as `Comparison.judged` returns them, and whether the candidate is ``admissible``.
     """
     steps = steps_in_sight()
     rows = []

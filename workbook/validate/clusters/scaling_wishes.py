@@ -1,7 +1,7 @@
 """At which level a wish of `ddlkit scale` would be answered often and rightly.
 
-docs/studies.md has the criterion, which was written down before levels were compared. All curves were
-in sight by then, so that the comparison is exploratory.
+docs/studies.md has the criterion, which was written down before levels were compared. All
+curves were in sight by then, so that the comparison is exploratory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def residuals(steps: pd.DataFrame) -> Floats:
     Returns
     -------
     ndarray, shape (n,)
-        Absolute values. The half-width is that on the side of the measured step.
+        Absolute values. A half-width is the distance of the prediction from the limit on the
+        side of the measured step.
     """
     smallest_s = steps["smallest_s"]
     anchor_s = steps["anchor_s"]
@@ -53,14 +54,16 @@ def residuals(steps: pd.DataFrame) -> Floats:
 
 
 def width_ratio(level: float, without: str = "") -> float:
-    """Return the half-width of the interval at another level over that of 90%.
+    """Return the half-width of the interval at another level over that of the 90% interval.
 
     Parameters
     ----------
     level : float
-        The one-sided level p. The interval between both sides has the level 2 p - 1.
+        The one-sided level p, the share of steps on the inner side of one limit. The interval
+        between both limits has the level 2 p - 1.
     without : str, optional
-        A source in sight whose steps are not used, because they are judged.
+        A source in sight whose steps are not used, because they are judged. By default all
+        are used.
 
     Returns
     -------
@@ -70,8 +73,9 @@ def width_ratio(level: float, without: str = "") -> float:
     in_sight = _residuals_in_sight()
     used = in_sight[in_sight["source"] != without]
     own = used["residual"].to_numpy()
-    wanted = quantile(own, used["set"], 2 * level - 1)
-    return wanted / quantile(own, used["set"], law.NOMINAL)
+    half_width = quantile(own, used["set"], 2 * level - 1)
+    half_width_of_90 = quantile(own, used["set"], law.NOMINAL)
+    return half_width / half_width_of_90
 
 
 @cache
@@ -87,8 +91,8 @@ def later_cases() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `workbook.validate.clusters.scaling.cases`, with ``source`` (the name of its
-        folder) and ``set`` (what is judged together).
+        The columns of `workbook.validate.clusters.scaling.cases`, with ``source`` (the name of
+        its folder) and ``set`` (what is judged together: a source, or the curves of a machine).
     """
     cases = scaling.later_cases()
     # Curves of the machine p2.8xlarge are a set of their own, as the criterion in
@@ -109,8 +113,8 @@ def cases_in_sight() -> pd.DataFrame:
     tables = []
     for name, curves in scaling.sets().items():
         # A name is the source and, after a comma, what its sets differ in. As in
-        # `steps_in_sight`, the networks of Pollux are judged apart, and other sets of one source
-        # together.
+        # `steps_in_sight`, the networks of Pollux are judged apart. Other sets of one source,
+        # such as "Anemoi, mean" and "Anemoi, median", are judged together.
         source = name.partition(",")[0]
         own = scaling.cases(curves, scaling.MOST_TIMES)
         judged_as = name if source == "Pollux" else source
@@ -120,6 +124,8 @@ def cases_in_sight() -> pd.DataFrame:
 
 def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     """Return which wishes would be answered at a level, and whether rightly.
+
+    A wish asks whether the scaling factor on more nodes is at least `scaling.WISH`.
 
     Parameters
     ----------
@@ -131,15 +137,18 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without an answer.
+        The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without
+        an answer.
     """
-    # At the level of the command, whose intervals are not scaled, the command still leaves some
-    # wishes open that the interval answers, because a step has to be measured again. They stay
-    # open at every level.
-    is_answered, _ = _answered(cases, np.ones(len(cases)))
-    is_doubtful = is_answered & ~cases["answered_today"].to_numpy(bool)
+    # The intervals of the command are those at its own level, with a ratio of widths of 1. It
+    # leaves some wishes open that these intervals answer, because a step has to be measured
+    # again. These wishes stay open at every level.
+    is_answered_by_width, _ = _answered(cases, np.ones(len(cases)))
+    is_doubtful = is_answered_by_width & ~cases["answered_today"].to_numpy(bool)
     # A source does not choose the width by which it is judged.
-    ratios = {name: width_ratio(level, name) for name in cases["source"].unique()}
+    ratios = {
+        name: width_ratio(level, without=name) for name in cases["source"].unique()
+    }
     is_answered, is_yes = _answered(cases, cases["source"].map(ratios).to_numpy())
     is_answered = is_answered & ~is_doubtful
     is_met = (cases["one_s"] / cases["measured_s"] >= scaling.WISH).to_numpy()
@@ -148,17 +157,21 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
 
 
 def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarray]:
-    """Return which wishes are answered, and which of them with yes.
+    """Return which wishes are answered, and which of them with yes, each of shape (n,).
 
-    A wish asks whether the scaling factor, the step of the smallest count over that of the larger
-    one, is at least `scaling.WISH`. It is answered if all likely steps give the same answer.
-    ``ratio``, shape (n,), multiplies the half-widths of the interval of each case.
+    A wish asks whether the scaling factor, the step of the smallest count over that of the
+    larger one, is at least `scaling.WISH`. It is answered if all likely steps of both counts
+    give the same answer. ``ratio``, shape (n,), multiplies the half-widths of the interval of
+    each case.
     """
     predicted_s = cases["predicted_s"]
     lower_s = predicted_s - ratio * (predicted_s - cases["lower_s"])
     upper_s = predicted_s + ratio * (cases["upper_s"] - predicted_s)
-    # More nodes than the anchor has do not shorten a step.
+    # More nodes do not shorten a step, so that no likely step is shorter than ``least_s``, to
+    # which the anchor limits it.
     lower_s = np.maximum(lower_s, cases["least_s"])
+    # The answer is yes if even the smallest likely factor is enough, that of the fastest job on
+    # the smallest count and of the longest step. It is no if even the largest is too small.
     is_yes = (cases["fastest_one_s"] / upper_s >= scaling.WISH).to_numpy()
     is_no = (cases["slowest_one_s"] / lower_s < scaling.WISH).to_numpy()
     return is_yes | is_no, is_yes
@@ -170,7 +183,7 @@ def compared(cases: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     cases : DataFrame
-        Cases with ``set`` and ``source``.
+        Cases with ``set`` and ``source``, as `later_cases` and `cases_in_sight` return them.
 
     Returns
     -------
@@ -182,6 +195,7 @@ def compared(cases: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for level in LEVELS:
         own = answers(cases, level)
+        # The kind of each group, its name, and its rows.
         groups = [(TOGETHER, TOGETHER, own)]
         for kind in ("set", "source"):
             groups += [
@@ -220,13 +234,13 @@ def admissible(table: pd.DataFrame) -> list[float]:
     table = table.assign(meets_both=meets_both)
     levels = []
     for level, own in table.groupby("level"):
-        # All cases together and most sets meet both goals, the least share of answers and the
-        # least share of right ones. Each source with at least LEAST_ANSWERS answers meets the
-        # second goal.
-        together = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
-        is_source = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
-        sources = (own.loc[is_source, "right"] >= LEAST_RIGHT).all()
-        in_most_sets = own.loc[own["kind"] == "set", "meets_both"].mean() > 0.5
-        if together and sources and in_most_sets:
+        # The two goals are the least share of wishes that are answered, and the least share of
+        # answers that are right. All cases together meet both, as do most sets. Each source
+        # with at least LEAST_ANSWERS answers meets the second goal.
+        together_meet = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
+        decides = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
+        sources_meet = (own.loc[decides, "right"] >= LEAST_RIGHT).all()
+        most_sets_meet = own.loc[own["kind"] == "set", "meets_both"].mean() > 0.5
+        if together_meet and sources_meet and most_sets_meet:
             levels.append(float(level))
     return levels
