@@ -228,6 +228,7 @@ def draw(name: str) -> Figure:
     # The sheet draws one legend for both panels, which therefore have none of their own.
     with plots.sheet(columns=2, height=3.6) as (figure, axes):
         left, right = axes
+        # In ``log``, "b" stands for a logarithmic axis of sizes in bytes.
         plots.lines(
             left,
             1e3 * size_s,

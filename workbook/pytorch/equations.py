@@ -130,7 +130,7 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
         efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
         rate = group.code("network") * efficiency * np.ones_like(n)
     if group.nodes > 2:
-        # Above this size, more network cards help. They are called rails.
+        # Above the size "rails-from", further network cards, called rails, help.
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
 
     # The shares here and below are stated in the source, which has them from NCCL.
@@ -381,6 +381,7 @@ def saturation_bytes(group: Group, collective: str, efficiency: float = 0.9) -> 
     """
     if group.ranks <= 1:
         return 0
+    # Near is within a node, and far is between nodes.
     where = "near" if group.nodes == 1 else "far"
     startup_us = group.code(f"saturation-start-{where}")
     step_us = group.code(f"saturation-step-{where}")
@@ -451,6 +452,7 @@ def mesh_s(n_bytes: ArrayLike, group: Group, collective: str = "all_reduce") -> 
         n = n / group.ranks
         penalty_us = CODE["mesh-penalty"]
     steps = group.steps(collective)
+    # Near is within a node, and far is between nodes.
     rate = CODE["mesh-rate-near"]
     step_us = CODE["mesh-step-near"]
     if group.nodes > 1:

@@ -191,7 +191,7 @@ def validate(
 
         <model>_iteration_s, <model>_exposed_s
             The predicted iteration and its exposed communication in seconds, by each of
-            `rivals.MODELS` and by RESCALED.
+            `rivals.MODELS` and by RESCALED, our model with the measured compute time.
         <model>_error, <model>_paired_error, <model>_exposed_error
             The relative errors of these, as `_with_errors` describes them.
         lower_s, upper_s
@@ -385,8 +385,9 @@ def joined(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Rows as of `validate`. In addition, ``runs`` is the number of single iterations of
-        the case, and ``covered`` how many of them lie in its interval.
+        A row for each case. The columns are those of `validate`, but with the models of
+        PREDICTED, and ``runs``, the number of single iterations of the case, and
+        ``covered``, how many of them lie in its interval.
 
     Raises
     ------
@@ -553,11 +554,13 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     theirs = cases[f"{rival}_paired_error"].abs()
     differences = ours - theirs
     cluster = [cases["network"], cases["link"]]
+    # For each cluster the sum of its differences, and its number of cases.
     of_clusters = differences.groupby(cluster).agg(["sum", "size"])
     n = len(of_clusters)
     # One row for each of 10,000 resamples, of n clusters. The fixed seed gives the same
     # interval each time.
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
+    # From shape (10_000, n, 2) to (10_000, 2).
     of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
     # The mean of a resample is its sum over its number of cases, so that clusters with more
     # cases weigh more.
@@ -695,7 +698,9 @@ miss them."""
 
 
 def frozen(name: str, campaign: str = "") -> pd.DataFrame:
-    """Return frozen rows of reports/goals.csv or reports/coverage.csv.
+    """Return rows of reports/goals.csv or reports/coverage.csv.
+
+    The rows are frozen: they state what each campaign reached, and are not computed anew.
 
     Parameters
     ----------
@@ -707,8 +712,8 @@ def frozen(name: str, campaign: str = "") -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows, with "" where nothing is given. ``held`` of goals is therefore a text,
-        "True", "False" or "".
+        The rows, with "" where nothing is given. ``held``, whether a goal was met, is
+        therefore a text, "True", "False" or "".
     """
     # Parsed rows are cached by the content of the file, so that an edited file is parsed
     # again.
@@ -742,7 +747,7 @@ def goals_met(standing: str) -> tuple[int, int]:
 
     Returns
     -------
-    met, of : int
+    met, total : int
         Goals without a number and those of SIZES do not count.
     """
     goals = _with_a_number(frozen("goals"))
@@ -855,6 +860,7 @@ def outcome(campaign: str) -> str:
         if missed:
             sentence += "; missed: " + "; ".join(missed)
         sentences.append(sentence)
+    # A campaign may have intervals alone, or only goals that do not count.
     if not sentences:
         sentences.append("No goal was set")
     # The note of a goal or of an interval says if its predictions preceded the runs.

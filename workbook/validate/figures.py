@@ -174,9 +174,10 @@ def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
     cases : DataFrame
         Cases, as `accuracy.labelled` returns them.
     """
-    exposed = cases["measured_exposed_communication_s"] / cases["measured_iteration_s"]
-    # This repeatability is a share of exposed communication.
-    return cases["repeatability_exposed"] * exposed
+    exposed_s = cases["measured_exposed_communication_s"]
+    exposed_share = exposed_s / cases["measured_iteration_s"]
+    # The repeatability in the table is a share of exposed communication.
+    return cases["repeatability_exposed"] * exposed_share
 
 
 def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
@@ -377,7 +378,8 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
     model = look("model")
     measured = look("measured")
     # Matplotlib leaves labels that begin with an underscore out of the legend. The legend
-    # therefore names each marker once, as it looks in the rows of advised changes.
+    # therefore names each marker once, as it looks in the rows of advised changes. A group
+    # has its pairs, their rows, its colour and the prefix of its labels.
     groups = (
         (advised, range(len(advised)), model.color, ""),
         (unchanged, unchanged_rows, SOFT, "_"),

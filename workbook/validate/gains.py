@@ -74,7 +74,7 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
         for option in advice.ranked
         if option.name != DEFAULT and option.name in rounds
     )
-    # Each median in ``rounds`` is over as many iterations.
+    # All medians in ``rounds`` are over the same number of iterations.
     iterations = len(runs) // rounds.size
     predicted = advice.gain(best, rounds=len(rounds), iterations_per_round=iterations)
     measured = measured_gain(rounds, best.name)

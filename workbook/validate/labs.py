@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from ddlkit.core.lab_links import FRAMING_BYTES, read_link, wire_s_per_byte
-from ddlkit.core.workload import Floats
 from workbook.validate.rings import GlooRing, RingLab, held_out_rings, ring_labs
 
 WELL = 0.03
@@ -47,8 +47,9 @@ def waking(echoes: pd.DataFrame) -> float:
     links = medians["link"].map(read_link)
     delay_s = links.map(lambda link: link.delay_s)
     rate_bits_per_s = links.map(lambda link: link.rate_bits_per_s)
-    # An echo passes the links of both ranks on its way, and again on its way back, which are
-    # four passages. A byte has 8 bits.
+    # On its way, and again on its way back, an echo passes the links of both ranks. Each of the
+    # four passages takes the time of its bytes, of 8 bits each and with all headers, and a
+    # delay.
     bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / rate_bits_per_s
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
     has_delay = delay_s > 0
@@ -113,7 +114,7 @@ def _errors(kind: str, lab: RingLab, ring: GlooRing) -> pd.DataFrame:
     )
 
 
-def _what_decides(lab: RingLab) -> Floats:
+def _what_decides(lab: RingLab) -> NDArray[np.str_]:
     """Return what decides the time of a message of each size of a lab, shape (n,).
 
     The "start-up" or the "bytes" decide if they take more than twice as long as the other.

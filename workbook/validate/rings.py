@@ -162,9 +162,11 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
     )
+    # The names of labs whose links are all equal match EQUAL.
     rows = undisturbed(rows[rows["link"].str.fullmatch(EQUAL)])
     labs = []
     for (link, ranks), lab in rows.groupby(["link", "ranks"]):
+        # The sizes ascend, because `groupby` sorts them.
         medians = lab.groupby("bytes")["seconds"].median()
         sizes = medians.index.to_numpy(float)
         labs.append(RingLab(str(link), int(ranks), sizes, medians.to_numpy()))
@@ -340,14 +342,17 @@ def ring_of(
     workers : int
         The number of ranks.
     waking : float, optional
-        As for `fit_rings`.
+        As for `fit_rings`: how many seconds longer a round trip takes for each second of the
+        delay of a link. By default ranks do not sleep, and wait for cores.
     """
+    # The seconds of software in a round trip, the time of a byte over that at the rate of the
+    # link, and the share of all cores that the software of one rank takes.
     software_s, byte_factor, share = np.exp(values).tolist()
-    # Waking is a time of the whole round trip, which passes four delays. Each of the delays
-    # becomes longer by a quarter of it.
+    # Waking lengthens the whole round trip, which passes four delays. Each of the delays
+    # becomes longer by a quarter of this time.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
-        software_s,
+        software_s=software_s,
         # 8 bits a byte. Framing is the share of the rate that is left for bytes of messages.
         link_s_per_byte=byte_factor * 8 / (named.rate_bits_per_s * named.framing),
         workers=workers,
@@ -370,7 +375,8 @@ def held_out_rings(
     cores : int
         The number of cores of the machine.
     waking : float, optional
-        As for `fit_rings`.
+        As for `fit_rings`: how many seconds longer a round trip takes for each second of the
+        delay of a link. By default ranks do not sleep.
     """
     if len(labs) < 2:
         return []

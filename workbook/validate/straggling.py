@@ -255,13 +255,11 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         blamed = rule(traced, odd)
         row[f"{column}_rank"] = blamed.rank
         row[f"{column}_gain_s"] = blamed.gain_s
-    row |= _remedy_columns(name, stated, folder)
+    row |= _remedy_columns(stated, folder)
     return row
 
 
-def _remedy_columns(
-    name: str, stated: Mapping[str, Any], folder: Path
-) -> dict[str, float | None]:
+def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float | None]:
     """Return what the iteration of a scenario takes with its remedy, recorded and predicted.
 
     A remedy is a faster link or another size of buckets.
@@ -283,6 +281,7 @@ def _remedy_columns(
     """
     if not stated.get("remedy"):
         return {"remedy_s": None, "remedy_with_s": None, "remedy_alone_s": None}
+    # A second recording, with the remedy.
     recorded = training(folder / "remedy")
     sizes, seconds, _ = read_bytes_seconds(
         folder / "collectives.csv", collective="all_reduce", ranks=stated["ranks"]
@@ -294,7 +293,7 @@ def _remedy_columns(
     return {
         "remedy_s": float(np.median(recorded.measured_s)),
         "remedy_with_s": _predicted_s(stated, training(folder, startup_s), cost),
-        "remedy_alone_s": _predicted_s(stated, training(folder), None),
+        "remedy_alone_s": _predicted_s(stated, training(folder), cost=None),
     }
 
 
@@ -478,7 +477,10 @@ TITLES = {
 
 
 def gains(judged: pd.DataFrame) -> Figure:
-    """Draw what the delay of one rank costs, measured and by explain and other rules.
+    """Draw what iterations gain without the delay of one rank.
+
+    There are the measured gain, the gain that explain replays, with its interval, and the
+    gains that two rules of thumb state.
 
     Parameters
     ----------

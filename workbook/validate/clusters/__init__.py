@@ -252,7 +252,11 @@ def _ready_gradients(
 
 
 def _layer_of(operator: Any, pending: Sequence[list[int]]) -> list[int] | None:
-    """Return the pending layer whose gradients an operator of backward makes, if any."""
+    """Return the layer whose gradients an operator of backward makes, if any.
+
+    ``pending`` has the parameters of each layer without gradients so far, in the order of
+    forward.
+    """
     for layer in pending:
         if set(layer) & set(operator.Operator_input):
             return layer

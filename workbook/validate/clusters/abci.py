@@ -102,11 +102,13 @@ def _steps_s(parts: Rows, target: pd.DataFrame, model: str, number: float) -> Fl
 
     Compute is that of one GPU in the rows ``parts`` of the rule. All rows with as many GPUs
     (``ranks``), the same ``batch`` and the same precision (``amp``) have one prediction.
+    `_iteration_s` says what the ``model`` and its free ``number`` mean.
     """
     one_gpu_s = _one_gpu_s(parts)
     predicted_s = pd.Series(np.nan, target.index)
     for configuration, equal_rows in target.groupby(["ranks", "batch", "amp"]):
         ranks, batch, amp = configuration
+        # The batch tells the GPU.
         predicted_s[equal_rows.index] = _iteration_s(
             model, DEVICE[batch], ranks, float(one_gpu_s[batch, amp]), number
         )
@@ -157,6 +159,7 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
     further_ms = 1e3 * seconds.sub(one_gpu_s, axis=0)
     keys = [_configuration(predicted), predicted["model"]]
     medians_ms = further_ms.groupby(keys).median()
+    # One row for each configuration, one column for each model.
     table = medians_ms["predicted_s"].unstack()[[*models]]
     table = table.rename_axis(index="gpus", columns=None)
     # The median of the measured times is the same for every model, so that the first is taken.

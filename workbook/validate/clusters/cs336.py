@@ -156,9 +156,9 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
         a single gradient. The forward and the backward pass together take 1 s, which
         `iteration_s` scales.
     """
-    options = ImportOptions("cs336_xl", compute_s=1.0, sequence=sequence)
-    shapes = import_file(DATA / "specs" / "transformers.csv", options=options)
-    gradients = shapes.profile.workload()
+    options = ImportOptions(network="cs336_xl", compute_s=1.0, sequence=sequence)
+    imported = import_file(DATA / "specs" / "transformers.csv", options=options)
+    gradients = imported.profile.workload()
     if not bucket_bytes:
         return gradients
     # Buckets are filled with parameters from the last registered one on. This is not the order
@@ -252,6 +252,7 @@ def iteration_s(
     if name in OTHERS:
         after_backward_s = update_s + float(divide_and_copy_s.sum())
         whole = replace(workload, update_s=after_backward_s)
+        # Each tensor of the workload is a message already, so that the plan fuses none.
         return OTHERS[name](Iteration(whole, plan.none(whole), cost()))
 
     slows = OURS[name]
@@ -286,7 +287,8 @@ def compute_times(
     Parameters
     ----------
     parts : Rows
-        The rows of a rule. In each field there is one row for a batch and sequence.
+        The rows of a rule. Its rows of compute have each batch and sequence once, and so do
+        those that calibrate.
     name : str
         The model with which compute is inferred.
     slowdown : float

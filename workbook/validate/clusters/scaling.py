@@ -166,6 +166,7 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     """
     frame = table(source / "rates.csv")
     samples = frame["gpus"] * frame["samples_per_gpu"]
+    # A row counts as one job, because it has a single rate.
     frame = frame.assign(step_s=samples / frame["samples_per_s"], job="run")
     columns = ["gpus", "nodes", "job", "step_s"]
     return {str(name): rows[columns] for name, rows in frame.groupby("curve")}
@@ -283,9 +284,9 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
     # More nodes do not shorten a step, so that no step is shorter than that of the anchor's
-    # fastest job. If one job alone measured the anchor, another job may be faster: by the
-    # scatter of jobs on other counts, which ``anchor_jobs_s`` contains, or by
-    # `SINGLE_JOB_SHARE` if this is more.
+    # fastest job. A job is one run of the training. If one job alone measured the anchor,
+    # another job may be faster: by the scatter of jobs on other counts, which
+    # ``anchor_jobs_s`` contains, or by `SINGLE_JOB_SHARE` if this is more.
     anchor = result.anchor
     least_s, _ = result.anchor_jobs_s
     if anchor.jobs == 1:
@@ -543,7 +544,8 @@ def _extrapolated(
     for anchor in costs.tables:
         nodes = ratio * anchor.nodes
         measured = costs.measured(collective, nodes, ratio * anchor.ranks)
-        # Anchors have several nodes, and their target was measured.
+        # A table of one node says nothing of the network, and a prediction for nodes that were
+        # not measured cannot be judged.
         if anchor.nodes == 1 or measured is None:
             continue
         # The prediction may know the tables up to the anchor.

@@ -151,8 +151,8 @@ class Candidate:
         ``step_share`` of itself. "residual" multiplies the step by
         exp(w (loss / step + ``step_share``)), or divides it.
     uses_slowest : bool
-        Whether the upper limit is that of a prediction from the slowest step of the anchor and all
-        smaller counts, in place of the anchor's own step.
+        Whether the upper limit lies around a prediction from the slowest step of the anchor and
+        all smaller counts, in place of the anchor's own step.
     step_share : float
         The share in ``form``.
     growth : float
@@ -309,7 +309,8 @@ class Comparison:
         lower_s, upper_s = self.candidate.interval(self.steps, number)
         smallest_s = self.steps["smallest_s"].to_numpy()
         measured_s = self.steps["measured_s"].to_numpy()
-        # The longest likely step decides for yes, and the shortest for no.
+        # The answer is yes if even the longest likely step meets the wish, and no if even the
+        # shortest does not.
         is_yes = smallest_s / upper_s >= scaling.WISH
         is_no = smallest_s / lower_s < scaling.WISH
         is_met = smallest_s / measured_s >= scaling.WISH

@@ -170,8 +170,9 @@ def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarra
     # More nodes do not shorten a step, so that no likely step is shorter than ``least_s``, to
     # which the anchor limits it.
     lower_s = np.maximum(lower_s, cases["least_s"])
-    # The answer is yes if even the smallest likely factor is enough, that of the fastest job on
-    # the smallest count and of the longest step. It is no if even the largest is too small.
+    # The smallest likely factor is the step of the fastest job on the smallest count over the
+    # longest likely step. The answer is yes if even this factor is enough. It is no if even
+    # the largest likely factor is too small.
     is_yes = (cases["fastest_one_s"] / upper_s >= scaling.WISH).to_numpy()
     is_no = (cases["slowest_one_s"] / lower_s < scaling.WISH).to_numpy()
     return is_yes | is_no, is_yes
@@ -234,9 +235,9 @@ def admissible(table: pd.DataFrame) -> list[float]:
     table = table.assign(meets_both=meets_both)
     levels = []
     for level, own in table.groupby("level"):
-        # The two goals are the least share of wishes that are answered, and the least share of
-        # answers that are right. All cases together meet both, as do most sets. Each source
-        # with at least LEAST_ANSWERS answers meets the second goal.
+        # There are two goals: a share of wishes that are answered, and a share of answers that
+        # are right. A level is admitted if all cases together and most sets meet both goals,
+        # and if each source with at least LEAST_ANSWERS answers meets the second goal.
         together_meet = own.loc[own["kind"] == TOGETHER, "meets_both"].all()
         decides = (own["kind"] == "source") & (own["answers"] >= LEAST_ANSWERS)
         sources_meet = (own.loc[decides, "right"] >= LEAST_RIGHT).all()
