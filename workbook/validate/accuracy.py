@@ -288,6 +288,8 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
         drifted_s = drifted_s.where(cases["contention"], 0.0)
         cases = cases.assign(**{end: cases[end] + drifted_s for end in _ENDS})
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
+    # The density is the share of the gradients that is sent, and the straggler is the factor on
+    # the compute times of the slowest rank, 1 if all ranks compute equally fast.
     name += np.where(cases["density"] < 1, ", sparse", "")
     name += np.where(cases["straggler"] > 1, ", straggler", "")
     name += np.where(cases["in_flight"] > 1, ", two in flight", "")

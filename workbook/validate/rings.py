@@ -290,6 +290,7 @@ def fit_rings(
     log_share_prior = -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
+        """Return what the fit makes small, shape (..., n + 1)."""
         return _residuals(values, samples, log_share_prior, waking is None)
 
     def jacobian(values: Floats) -> Floats:
@@ -311,7 +312,8 @@ def fit_rings(
     # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
     # from the share of the prior and from an eighth of it, to try both sides of the bend. In
     # logarithms, the bounds let a round trip have at most a second of software, a byte differ
-    # from its rate by a factor of at most e^0.5, and a rank take at most all cores.
+    # from its rate by a factor of at most e^0.5, and a rank take at most all cores. With the
+    # loss soft_l1, large errors count less than by their squares.
     fits = []
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         start = np.array((log_software, 0.0, log_share))

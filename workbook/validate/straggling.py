@@ -56,11 +56,12 @@ def training(folder: Path, startup_s: float = 0.0) -> TracedTraining:
     folder : Path
         The folder with a trace for each rank.
     startup_s : float, optional
-        The start-up of a message in seconds, if it is known.
+        The start-up of a message in seconds. The default of 0 is for one that is not known.
 
     Returns
     -------
     TracedTraining
+        The traces of all ranks, put together.
     """
     paths = sorted(folder.glob("rank*.json.gz"))
     return training_of([rank_trace(read_trace(path)) for path in paths], startup_s)

@@ -63,7 +63,8 @@ def steps_in_sight() -> pd.DataFrame:
 def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     """Return the rows of `steps_in_sight` of one curve, without its set and source.
 
-    ``steps`` has the columns of `scaling.anemoi_steps`.
+    ``steps`` has the columns of `scaling.anemoi_steps`. Each count of several nodes is an anchor
+    in turn, from which the steps of larger counts are predicted.
     """
     # Counts, pairs of nodes and GPUs, are in ascending order, so that the first is the
     # smallest and the last the largest.
