@@ -216,6 +216,9 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
             continue
         for other in table.columns.drop(plan):
             ratios = (table[other] / table[plan]).dropna().to_numpy()
+            # The two plans may have no round in common, as after an interrupted session.
+            if not ratios.size:
+                continue
             drawn_medians = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
             lower, upper = interval(drawn_medians)
             rows.append((*lab, other, ratios.size, np.median(ratios), lower, upper))
