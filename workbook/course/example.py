@@ -52,27 +52,30 @@ class Example:
         Returns
         -------
         DataFrame
-            One row for each pair of compute and plan. The columns are ``compute`` (as
-            profiled, or as rescaled for replays), ``plan``, ``messages``,
-            ``compute_s``, ``iteration_s``, ``exposed_s`` (exposed communication) and
-            ``over_best`` (the iteration divided by that of the best plan).
+            One row for each pair of compute and plan. The columns are ``compute``
+            (PROFILED or RESCALED), ``plan`` (one of PLANS), ``messages`` (their number),
+            ``compute_s``, ``iteration_s``, ``exposed_s`` (communication that compute does
+            not hide) and ``over_best`` (the iteration divided by that of the best plan).
+            Times are in seconds.
         """
         rows = []
         for compute, workload in ((PROFILED, self.profiled), (RESCALED, self.rescaled)):
+            # "exact" makes the plan with the shortest predicted iteration.
             best_plan = make_plan("exact", workload, self.cost)
             best_s = predict(workload, best_plan, self.cost).iteration_s
             for name in PLANS:
                 plan = make_plan(name, workload, self.cost)
-                step = predict(workload, plan, self.cost)
+                prediction = predict(workload, plan, self.cost)
                 rows.append(
                     {
                         "compute": compute,
                         "plan": name,
+                        # A plan lists where the gradients of each message end.
                         "messages": len(plan.ends),
                         "compute_s": float(workload.compute_s),
-                        "iteration_s": float(step.iteration_s),
-                        "exposed_s": float(step.exposed_communication_s),
-                        "over_best": float(step.iteration_s / best_s),
+                        "iteration_s": float(prediction.iteration_s),
+                        "exposed_s": float(prediction.exposed_communication_s),
+                        "over_best": float(prediction.iteration_s / best_s),
                     }
                 )
         return pd.DataFrame(rows)
@@ -85,7 +88,7 @@ class Example:
         Raises
         ------
         KeyError
-            If the table has no such plan.
+            If the table has no such plan or no such compute.
         """
         rows = self.table().set_index(["compute", "plan"])
         return float(rows.loc[(compute, plan), "iteration_s"])
@@ -93,6 +96,9 @@ class Example:
 
 def load() -> Example:
     """Return the running example, made from the recording that teaches.
+
+    All lessons are made from this recording. The rescaled layers are those of its campaign
+    of replays, source.BEST.
 
     Examples
     --------
@@ -103,8 +109,10 @@ def load() -> Example:
     recording = source.open_source()
     # Without draws, costs have no intervals, which the example does not need.
     calibration = Calibration.of(recording.table("collectives"), draws=0)
-    replayed = source.open_campaign("", source.BEST)
-    rescaled, _ = source.as_replayed(replayed, NETWORK, LINK, WORKERS)
+    # Without ``data``, the recorded campaign is opened.
+    campaign = source.open_campaign(data="", name=source.BEST)
+    # The second result has the replays themselves, of which only the layers are needed.
+    rescaled, _ = source.as_replayed(campaign, NETWORK, LINK, WORKERS)
     return Example(
         profiled=recording.profile(NETWORK).workload(),
         rescaled=rescaled,

@@ -60,22 +60,31 @@ class Solution(NamedTuple):
 def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
     """Return the solutions of a notebook by the number of the exercise.
 
+    Parameters
+    ----------
+    notebook : str
+        The name of the notebook, which its notebook of solutions has, too.
+    folder : Path, optional
+        The folder of solutions.
+
     Raises
     ------
     KeyError
         If an exercise lacks its hint, its solution or its explanation.
     """
     cells = json.loads(read_text(folder / f"{notebook}.ipynb"))["cells"]
-    # The cell with the hint of exercise 1 has the tag "hint-1".
-    sources: dict[str, str] = {}
+    # The cell with the hint of exercise 1 has the tag "hint-1". A notebook's file has the
+    # text of a cell as a list of lines.
+    text_of_tag: dict[str, str] = {}
     for cell in cells:
         for tag in cell["metadata"].get("tags", ()):
-            sources[tag] = "".join(cell["source"])
-    exercises = sorted({int(tag.rpartition("-")[2]) for tag in sources if "-" in tag})
+            text_of_tag[tag] = "".join(cell["source"])
+    numbers_in_tags = [tag.rpartition("-")[2] for tag in text_of_tag if "-" in tag]
     solutions = {}
-    for number in exercises:
-        parts = {kind: sources[f"{kind}-{number}"] for kind in Solution._fields}
-        solutions[number] = Solution(**parts)
+    # Each number is in three tags, and the set has it once.
+    for number in sorted({int(digits) for digits in numbers_in_tags}):
+        texts = {kind: text_of_tag[f"{kind}-{number}"] for kind in Solution._fields}
+        solutions[number] = Solution(**texts)
     return solutions
 
 
@@ -100,30 +109,35 @@ class Judge:
         self.solutions = read(notebook, folder)
 
     def __call__(self, number: int, answer: Any) -> None:
-        """Print whether an answer is right.
+        """Print whether an answer is right, with the hint or the explanation.
+
+        A text is compared by the reader: if it is not empty, the three points of the
+        solution are printed.
 
         Parameters
         ----------
         number : int
             The number of the exercise.
         answer : object
-            The answer, or None if the reader has not answered yet. If exercises are
-            answered by their solutions, None stands for the solution.
+            The answer, or None if the reader has not answered yet. If the environment
+            variable SOLVED_VARIABLE is "1", exercises are answered by their solutions,
+            and None stands for the solution's answer.
 
         Raises
         ------
         UserError
-            If there is no such exercise, or if a solution that answers itself is wrong
-            or accepts wrong answers.
+            If there is no such exercise. If exercises are answered by their solutions,
+            also if the answer is wrong, or if `Key.weakness` finds that wrong answers
+            would be accepted.
         """
         if number not in self.solutions:
             numbers = ", ".join(map(str, self.solutions))
             raise UserError(
                 f"{self.notebook} has no exercise {number}: it has {numbers}"
             )
-        # When the book runs, solutions are tested by answering their own exercises.
-        by_solution = os.environ.get(SOLVED_VARIABLE) == "1"
-        if answer is None and not by_solution:
+        # When the book is built, each solution is tested as the answer to its exercise.
+        tests_solution = os.environ.get(SOLVED_VARIABLE) == "1"
+        if answer is None and not tests_solution:
             print(
                 f"Exercise {number}: replace None by your answer and run this cell again."
             )
@@ -132,25 +146,30 @@ class Judge:
         key = self._key(number, solution)
         if answer is None:
             answer = key.answer
+        # An empty text means that nothing is wrong, here and in ``problem``.
         fault = key.refusal(answer)
-        if by_solution:
+        if tests_solution:
             problem = f"the solution {fault}" if fault else key.weakness()
             if problem:
                 raise UserError(f"{self.notebook}: exercise {number}: {problem}")
         if fault:
             reply = f"your answer {fault}; try again.\nHint: {hint}"
         elif isinstance(key.answer, str):
+            # The solution is a text of three points, by which readers judge their own text.
             reply = f"does yours say these three things?\n{key.answer.strip()}"
         else:
             reply = f"right. {explanation}"
         print(f"Exercise {number}: {reply}")
 
     def _key(self, number: int, solution: str) -> Key:
-        """Run a solution in a copy of the notebook's names and return what it sets.
+        """Run the code of a solution and return what it sets.
 
-        The names that it sets are those of the fields of `Key` with the number of the exercise,
-        such as ``answer_1`` and ``wrong_1``.
+        The code sets some of the fields of `Key`. The name of each ends with the number of the
+        exercise, as ``answer_1`` and ``wrong_1`` do. A field that the code does not set has
+        its default.
         """
+        # The code can use the names of the notebook. It gets a copy of them, so that what it
+        # sets stays out of the notebook.
         names = dict(self.names)
         exec(solution, names)
         fields = {}
@@ -171,12 +190,12 @@ class Key(NamedTuple):
     fault: Any = None
 
     def weakness(self) -> str:
-        """Return why the solution judges too little, or an empty string.
+        """Return why the solution may accept wrong answers, or an empty string.
 
-        A solution judges too little if it accepts a wrong answer, or if it has too few
-        wrong answers to try.
+        Each of the solution's own wrong answers must be refused, and there must be at least
+        WRONG of them. A solution that is a text needs none.
         """
-        # No text but an empty one is refused, because readers judge their own text.
+        # Readers judge their own text, so that every text is accepted unless it is empty.
         if isinstance(self.answer, str):
             return ""
         if len(self.wrong) < WRONG:
@@ -187,38 +206,50 @@ class Key(NamedTuple):
         return ""
 
     def refusal(self, answer: Any) -> str:
-        """Return what is wrong with an answer, as the end of a sentence, or "" if it is right."""
-        # Whatever the answer of a reader raises is shown to the reader.
+        """Return what is wrong with an answer, as the end of a sentence, or "" if it is right.
+
+        The subject of the sentence is the answer, as in "your answer is empty".
+        """
+        # A reader's answer may be of any type, or a function that fails. What it raises is
+        # shown to the reader as its fault.
         try:
             return self._fault_of(answer)
         except Exception as error:
             return f"raises {type(error).__name__} ({error})"
 
     def _fault_of(self, answer: Any) -> str:
-        """Return what is wrong with an answer, or raise what the answer raises."""
-        # Calls get copies, because the function `fault` may change the answer, and an answer that
-        # is a function may change its arguments.
+        """Return what is wrong with an answer, or "". Raise what the answer raises.
+
+        The solution decides how an answer is judged: by the function ``fault`` if there is
+        one, or else by the type of its own answer.
+        """
         if self.fault is not None:
+            # The function may change what it is given, and the answer is the reader's.
             return str(self.fault(copy.deepcopy(answer)))
-        # Readers judge their own text, which must only not be empty.
+        # Readers judge their own text, so that any text will do that is not empty.
         if isinstance(self.answer, str):
             return "" if str(answer).strip() else "is empty"
+        # The solution is a number or a list of numbers.
         if not callable(self.answer):
             return _difference(numbers(answer), numbers(self.answer), TOLERANCE)
-        # The answer is a function, whose results are exact but for rounding.
+        # The solution is a function. Each case has the arguments of one call, and results
+        # must agree but for rounding errors.
         for case in self.cases:
             expected = _flat(self.expected(*case))
+            # The reader's function may change its arguments, so it gets copies.
             returned = _flat(answer(*copy.deepcopy(case)))
-            difference = _difference(returned, expected, 1e-9)
+            difference = _difference(returned, expected, tolerance=1e-9)
             if difference:
+                # The arguments are shown, but long ones are cut.
                 return f"{difference} for {', '.join(map(str, case))[:200]}"
         return ""
 
 
 def _difference(values: Any, expected: Any, tolerance: float) -> str:
-    """Return where numbers differ from expected ones, as the end of a sentence.
+    """Return how numbers differ from expected ones, as the end of a sentence.
 
-    The text is empty if there is no difference.
+    The text names the first number that differs, or both lengths if these differ. It is
+    empty if there is no difference.
 
     Parameters
     ----------
@@ -231,14 +262,16 @@ def _difference(values: Any, expected: Any, tolerance: float) -> str:
     """
     if values.shape != expected.shape:
         return f"has {values.size} of {expected.size} numbers"
-    # The absolute tolerance accepts a rounding error where 0 is expected.
+    # Where 0 is expected, no relative difference is small, so that rounding errors need the
+    # absolute tolerance.
     is_close = np.isclose(values, expected, rtol=tolerance, atol=1e-12)
     if is_close.all():
         return ""
-    # argmin finds the first False, which is the first number that is not close.
-    place = int(np.argmin(is_close))
-    side = "high" if values[place] > expected[place] else "low"
-    return f"has {values[place]:.4g} at place {place + 1}, which is too {side}"
+    # False is less than True, so argmin finds the first number that is not close.
+    first = int(np.argmin(is_close))
+    side = "high" if values[first] > expected[first] else "low"
+    # Readers count places from 1.
+    return f"has {values[first]:.4g} at place {first + 1}, which is too {side}"
 
 
 def numbers(answer: Any) -> Any:
@@ -252,19 +285,21 @@ def numbers(answer: Any) -> Any:
     Returns
     -------
     ndarray, shape (k,)
-        The numbers, of which percentages are divided by 100.
+        The numbers. A percentage is divided by 100, so that "74%" is 0.74.
 
     Raises
     ------
     ValueError
         If a text is no number, or if a number is not finite.
     """
+    # A single number becomes an array of one element.
     texts = [str(value).strip() for value in np.asarray(answer, object).ravel()]
     values = []
     for text in texts:
         divisor = 100 if "%" in text else 1
         values.append(float(text.removesuffix("%")) / divisor)
     if not np.isfinite(values).all():
+        # The message quotes no more than 40 characters, because a list may be long.
         raise ValueError(f"{', '.join(texts)[:40]} is not finite")
     return np.array(values)
 

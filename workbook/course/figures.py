@@ -17,26 +17,39 @@ from workbook.plots.style import INK, look, time_unit
 
 
 def steps_over_peak(steps: pd.DataFrame) -> Figure:
-    """Draw the share of a machine's peak that a training step of each network reaches.
+    """Draw the share of a machine's peak rate that a training step of each network reaches.
 
     Parameters
     ----------
     steps : DataFrame
-        Rows of `compare.kernel_shares` that are steps of networks on one machine.
+        Rows of `workbook.validate.compare.kernel_shares` that are training steps of networks
+        on one machine. Their ``kernel`` is such as "step of ResNet-18", and their ``share``
+        is between 0 and 1.
+
+    Returns
+    -------
+    Figure
+        A row for each network, with a marker for each precision.
     """
     networks = steps["kernel"].str.removeprefix("step of ")
     shares = steps.assign(network=networks)
-    percent = 100 * shares.pivot_table("share", "network", "precision", sort=False)
+    # The table has a row for each network and a column for each precision.
+    percent = 100 * shares.pivot_table(
+        values="share", index="network", columns="precision", sort=False
+    )
     figure, ax = plots.canvas(height=2.4)
     label = "rate of a training step [% of the peak rate]"
     plots.dots(ax, percent.index, percent, label=label, legend="")
     ax.set_xlim(0, 100)
-    # The name of each precision is written above its first marker, in its colour.
+    # In place of a legend, the name of each precision stands above the marker of the first
+    # network, in the same colour.
     for line in ax.get_lines():
         name = str(line.get_label())
+        # The line at 0 is no precision, and is left out.
         if name in percent:
-            first = percent[name].iloc[0]
-            text = ax.text(first, -0.25, name, ha="center", va="bottom")
+            share_of_first = percent[name].iloc[0]
+            # Rows lie at 0, 1 and so on, downwards. The text is a quarter of a row above 0.
+            text = ax.text(share_of_first, -0.25, name, ha="center", va="bottom")
             text.set_color(line.get_color())
     least = steps["share"].min()
     most = steps["share"].max()
@@ -64,28 +77,32 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
     Returns
     -------
     figure : Figure
-        Two timelines on one time axis. The time at which each step ends and the
-        communication that compute does not hide are marked.
+        Two timelines on one time axis. The time at which each step ends is marked, and so
+        is exposed communication, which compute does not hide.
     spans : DataFrame
-        The spans of both timelines, by ``plan``.
+        The spans of both timelines, with the name of the plan ("ddp" or "exact") in the
+        column ``plan``.
     """
     workload = example.profiled
     cost = example.cost
     timelines = {}
     headings = {}
-    for spec, name in COMPARED.items():
+    for spec, title in COMPARED.items():
         plan = make_plan(spec, workload, cost)
         timelines[spec] = Iteration(workload, plan, cost).timeline()
-        headings[spec] = f"{name}: {len(plan.ends)} messages"
+        # A plan lists where the gradients of each message end.
+        headings[spec] = f"{title}: {len(plan.ends)} messages"
     figure, axes = plots.canvas(rows=2, height=3.6)
     plots.gantt(axes, {headings[spec]: timelines[spec] for spec in COMPARED})
     default_s = timelines["ddp"].duration_s
     best_s = timelines["exact"].duration_s
+    # The default's step is the longer one. Seconds times ``scale`` are times in ``unit``.
     scale, unit = time_unit(default_s)
     for ax, timeline in zip(axes, timelines.values(), strict=True):
-        # The times that `gantt` writes above a timeline are marked in it instead. The axis is 14%
-        # longer than the longer step, so that the text at the end of this step has room.
+        # `gantt` writes times above a timeline, at the right. They are removed, because they
+        # are marked in the timeline.
         ax.set_title("", loc="right")
+        # The axis is 14% longer than the longer step, so that the text at its end has room.
         ax.set_xlim(0, 1.14 * scale * default_s)
         _mark_end(ax, scale * timeline.duration_s, unit)
         _mark_exposed(ax, timeline, scale, unit)
@@ -99,23 +116,31 @@ def default_costs(example: Example) -> tuple[Figure, pd.DataFrame]:
 
 
 def _mark_end(ax: Axes, end: float, unit: str) -> None:
-    """Draw the line at which a step ends, with its time."""
+    """Draw a line at the time ``end`` in ``unit``, at which a step ends, and write the time."""
     ax.axvline(end, color=INK, linewidth=1.2)
+    # Compute is in row 0 and communication in row 1. The text stands between the rows, and
+    # begins with a space that parts it from the line.
     time = ax.text(end, 0.5, f" {end:.0f} {unit}", ha="left", va="center")
     time.set(fontsize=10, fontweight="bold")
 
 
 def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None:
-    """Outline the times at which compute waits for communication, in the row of compute.
+    """Outline the times at which compute waits for communication.
 
-    These are the gaps between its spans. A time in seconds is multiplied by ``scale`` to be in
-    ``unit``.
+    A wait is a gap between two spans of compute, and is drawn in the row of compute. Seconds
+    times ``scale`` are times in ``unit``.
     """
     edge = look("all_reduce").color
+    # Each row has the start and the end of a span of compute. As in `gantt`, the first span
+    # of the timeline starts at 0.
     computing = scale * (timeline.spans(COMPUTE) - timeline.start_s.min())
-    for begin, end in zip(computing[:-1, 1], computing[1:, 0], strict=True):
+    # A wait begins at the end of each span but the last, and ends at the start of the next.
+    wait_begins = computing[:-1, 1]
+    wait_ends = computing[1:, 0]
+    for begin, end in zip(wait_begins, wait_ends, strict=True):
+        # Compute is in row 0. Its bars are 0.72 of a row high, half of which is below 0.
         outline = ax.broken_barh([(begin, end - begin)], (-0.36, 0.72))
         outline.set(facecolor="white", edgecolor=edge, linestyle="--", linewidth=1.2)
         text = f"exposed\n{end - begin:.0f} {unit}"
-        waits = ax.text((begin + end) / 2, 0, text, ha="center", va="center")
-        waits.set(color=edge, fontsize=9)
+        label = ax.text((begin + end) / 2, 0, text, ha="center", va="center")
+        label.set(color=edge, fontsize=9)

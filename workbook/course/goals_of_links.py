@@ -37,18 +37,21 @@ def reached(sets: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     ----------
     sets : mapping of str to DataFrame
         The cases of each set, as `workbook.validate.accuracy.labelled` returns them, by
-        the name of the set. A case is a network and a bucket plan in a lab.
+        the name of the set. A case is a network and a bucket plan in a lab, which is some
+        workers and their links.
 
     Returns
     -------
     DataFrame
         A row for each goal, and below them the rows of WITHOUT_GOAL. The columns are
-        ``goal``, ``wanted``, and one for each set.
+        ``goal`` (what it is called), ``wanted`` (its bound, or "" without a goal), and for
+        each set one with what it reached, such as "first set".
     """
+    # The goals that data/goals.yml has for links with delay, jitter and loss.
     goals = accuracy.goals("links")
-    columns = {}
+    reached_by_set = {}
     for name, cases in sets.items():
-        columns[f"{name} set"] = [
+        reached_by_set[f"{name} set"] = [
             *_outcomes(goals, cases),
             *_numbers_without_goal(cases),
         ]
@@ -59,37 +62,50 @@ def reached(sets: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         {
             "goal": [*meanings, *WITHOUT_GOAL],
             "wanted": [*bounds, *no_bounds],
-            **columns,
+            **reached_by_set,
         }
     )
 
 
 def _wanted(goal: accuracy.Goal) -> str:
-    """Return the bound of a goal in per cent."""
+    """Return the bound of a goal in per cent. These goals have one bound each."""
     if goal.at_least > -math.inf:
         return f"at least {goal.at_least:.0%}"
     return f"at most {goal.at_most:.0%}"
 
 
 def _outcomes(goals: list[accuracy.Goal], cases: pd.DataFrame) -> list[str]:
-    """Return the number that cases reach of each goal, and whether they miss the goal."""
+    """Return for each goal the number that the cases reach, and "missed" if it is missed.
+
+    All goals of links are about shares, which are written in per cent, as in "0.75%" or
+    "1.43%, missed".
+    """
     outcomes = []
     for goal in goals:
-        judged = goal.judged(cases)
-        outcome = f"{judged['reached']:.2%}"
-        if not judged["holds"]:
+        judgement = goal.judged(cases)
+        outcome = f"{judgement['reached']:.2%}"
+        if not judgement["holds"]:
             outcome += ", missed"
         outcomes.append(outcome)
     return outcomes
 
 
 def _numbers_without_goal(cases: pd.DataFrame) -> list[str | int]:
-    """Return the numbers of the rows of WITHOUT_GOAL, in their order."""
+    """Return the numbers of the rows of WITHOUT_GOAL, in their order.
+
+    ``model_error`` is the relative error of our model, which takes the costs of messages from
+    the lab of the case. ``transferred_error`` is that of the model which takes them from other
+    labs.
+    """
     # Only some cases, the transferred ones, were also predicted with the costs of other labs.
+    # The error of the transferred model has a goal of its own. The error of our model on the
+    # same cases shows which of the two models is better.
     transferred = cases.dropna(subset="transferred_error")
+    our_median_error = transferred["model_error"].abs().median()
+    largest_error = cases["model_error"].abs().max()
     return [
-        f"{transferred['model_error'].abs().median():.2%}",
-        f"{cases['model_error'].abs().max():.2%}",
+        f"{our_median_error:.2%}",
+        f"{largest_error:.2%}",
         len(cases),
         len(transferred),
         cases["lab"].nunique(),

@@ -24,7 +24,7 @@ Given = Mapping[str, Any]
 
 
 def _all_reduces(given: Given) -> Any:
-    """Return the rows of the all-reduces in the tables of the parameter ``data``."""
+    """Return the rows of timed all-reduces in the tables that the parameter ``data`` names."""
     rows = source.open_source(given["data"]).table("collectives")
     return rows[rows["collective"] == "all_reduce"]
 
@@ -64,14 +64,17 @@ If a parameter is a list, they are the allowed items."""
 
 
 def validate(**given: Any) -> None:
-    """Check the parameters of a notebook.
+    """Check the parameters of a notebook, and prepare what the notebook shows.
 
-    From then on the notebook shows tables with the workbook's heads and units.
+    From then on the notebook shows tables with the workbook's heads and units. If its numbers
+    are not those of the recording in the text, a banner says so.
 
     Parameters
     ----------
     **given : object
-        The parameters by name. Those without an entry in CHOICES are not checked.
+        The parameters by name. Those without an entry in CHOICES are not checked. Some
+        entries depend on other parameters, which must be given, too: the links depend on
+        ``data``, and the numbers of workers on ``data`` and ``link``.
 
     Raises
     ------
@@ -80,22 +83,30 @@ def validate(**given: Any) -> None:
     """
     show_tables()
     _say_whose_tables(str(given.get("data", "")))
+    # Checks go in the order of CHOICES, in which a parameter stands after those on which its
+    # allowed values depend.
     for name in CHOICES:
         if name not in given:
             continue
         value = given[name]
         allowed = [*CHOICES[name](given)]
         items = value if isinstance(value, list) else [value]
-        # An empty list would choose nothing.
+        # An empty list is refused, because a notebook would have nothing to show.
         if not items or not all(item in allowed for item in items):
-            # The error is one line, and neither a long value nor a long list fills the page.
+            # The error is one line, with at most 60 characters of the value and at most 50 of
+            # the allowed values, so that it does not fill the page.
             shown = " ".join(repr(value).split())
             listed = ", ".join(map(str, allowed[:50]))
             raise UserError(f"{name} is {shown:.60}: give one of {listed}")
 
 
 def _say_whose_tables(data: str) -> None:
-    """Show a banner if the numbers are not those of the recording in the text."""
+    """Show a banner if the numbers are not those of the recording in the text.
+
+    ``data`` is the parameter of this name: a directory of tables or the name of a recorded
+    machine.
+    """
+    # Without ``data``, the tables are those of the recording that the text speaks of.
     if not data or data == source.TEACHING:
         return
     words = (

@@ -20,19 +20,23 @@ SIDE = 0.84
 def passes(ranks: int) -> pd.DataFrame:
     """Return which piece each rank passes on in each step of a ring all-reduce.
 
+    In a first round of ranks - 1 steps pieces are summed up. In a second round of as many steps
+    the finished pieces, which are the sums of all ranks, are passed on.
+
     Parameters
     ----------
     ranks : int
-        The number of ranks, at least 2. Each of them cuts its vector into as many
-        pieces.
+        The number of ranks, at least 2. Each rank cuts its vector into as many pieces as
+        there are ranks.
 
     Returns
     -------
     DataFrame
         One row for each step and sending rank; steps, ranks and pieces count from 0.
-        The columns are ``step``, ``rank``, ``to`` (the right neighbour), ``piece``,
-        ``summed`` (of how many ranks the piece is the sum) and ``adds`` (whether the
-        neighbour adds the piece to its own instead of replacing its own).
+        The columns are ``step``, ``rank`` (the sender), ``to`` (its right neighbour),
+        ``piece``, ``summed`` (of how many ranks the sent piece is the sum) and ``adds``.
+        If ``adds`` is true, the neighbour adds the piece to its own one, or else it replaces
+        its own one.
 
     Examples
     --------
@@ -42,13 +46,18 @@ def passes(ranks: int) -> pd.DataFrame:
     2     1     0   1      1       2  False
     """
     rows = []
+    # summed[rank, piece] is of how many ranks the piece on this rank is the sum. At first each
+    # piece is the rank's own.
     summed = np.ones((ranks, ranks), dtype=int)
     for step in range(COLLECTIVES["all_reduce"].steps(ranks)):
         before = summed.copy()
-        # In the first round of ranks - 1 steps pieces are added, in the second they are replaced.
+        # Pieces are added in the first round, and replaced in the second.
         adds = step < ranks - 1
         for rank in range(ranks):
+            # The last rank sends to rank 0.
             to = (rank + 1) % ranks
+            # In step 0 each rank sends the piece of its own number. Then it always sends the
+            # piece that it received in the step before, which has the next lower number.
             piece = (rank - step) % ranks
             # All ranks send at the same time, so that each sends what it had before the step.
             passed = int(before[rank, piece])
@@ -81,13 +90,17 @@ def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
     Returns
     -------
     list of ndarray, shape (ranks, pieces)
-        One array more than there are steps.
+        For each step the numbers before it, and at last the numbers after the last step.
     """
+    # At first each piece is the rank's own.
     state = np.ones((ranks, ranks), dtype=int)
     states = [state]
     for _, rows in passed.groupby("step"):
+        # The arrays of earlier steps stay as they are.
         state = state.copy()
         for row in rows.itertuples():
+            # ``summed`` is what the sender had before the step, so that the order of the rows
+            # of one step does not matter.
             if row.adds:
                 state[row.to, row.piece] += row.summed
             else:
@@ -99,12 +112,13 @@ def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
 def draw(ranks: int = 4) -> Figure:
     """Draw a ring all-reduce.
 
-    There is a panel for the start of each step, and one for the end of each round.
+    There is a panel for the start of each step, and one for the end of each round. A round has
+    ranks - 1 steps.
 
     Parameters
     ----------
     ranks : int
-        The number of ranks.
+        The number of ranks, at least 2.
 
     Returns
     -------
@@ -116,25 +130,30 @@ def draw(ranks: int = 4) -> Figure:
     """
     passed = passes(ranks)
     states = _summed_before(passed, ranks)
-    steps = ranks - 1
+    steps_of_round = ranks - 1
+    # Each row has a panel for each step of its round, and one more for the end.
     figure, axes = plots.canvas(columns=ranks, rows=2, height=4.4, squeeze=False)
-    for row, first in enumerate((0, steps)):
-        for column in range(steps):
-            step = first + column
+    rounds = ((0, "add"), (steps_of_round, "replace"))
+    for row, (first_step, action) in enumerate(rounds):
+        for column in range(steps_of_round):
+            step = first_step + column
             _draw_pieces(axes[row, column], states[step])
             _draw_arrows(axes[row, column], passed[passed["step"] == step], ranks)
-            action = "add" if row == 0 else "replace"
             plots.heading(axes[row, column], f"Step {step}: {action}")
-        _draw_pieces(axes[row, steps], states[first + steps])
-        plots.heading(axes[row, steps], f"After {first + steps} steps")
+        steps_done = first_step + steps_of_round
+        _draw_pieces(axes[row, -1], states[steps_done])
+        plots.heading(axes[row, -1], f"After {steps_done} steps")
+    # The left panels name the pieces, and the lower panels say that columns are ranks.
     for ax in axes[:, 0]:
         ax.set_yticks(range(ranks), [f"piece {piece}" for piece in range(ranks)])
     for ax in axes[1]:
         ax.set_xlabel("rank")
+    # The bytes that a rank sends, over the bytes of its vector: 2 (ranks - 1) / ranks.
     factor = COLLECTIVES["all_reduce"].bus_factor(ranks)
+    steps = 2 * steps_of_round
     plots.title(
         figure,
-        f"In {2 * steps} steps each rank passes on {2 * steps} pieces: {factor:g} times its vector",
+        f"In {steps} steps each rank passes on {steps} pieces: {factor:g} times its vector",
     )
     return figure
 
@@ -142,25 +161,28 @@ def draw(ranks: int = 4) -> Figure:
 def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
     """Draw a square for each piece on each rank, in colour if it is finished.
 
-    ``summed`` has the number of ranks of which the piece (column) on a rank (row) is the sum. A
-    piece is finished if it is the sum of all ranks.
+    ``summed[rank, piece]`` is of how many ranks the piece on this rank is the sum. A piece is
+    finished if it is the sum of all ranks. In the drawing a column is a rank, and a row a piece.
     """
     ranks = len(summed)
-    finished = look("model").color
+    color_of_finished = look("model").color
     for rank in range(ranks):
         for piece in range(ranks):
             number = int(summed[rank, piece])
-            done = number == ranks
+            is_finished = number == ranks
+            # The middle of the square is at (rank, piece).
             corner = (rank - SIDE / 2, piece - SIDE / 2)
             square = Rectangle(corner, SIDE, SIDE, linewidth=0)
-            square.set(color=finished if done else FAINT)
+            square.set(color=color_of_finished if is_finished else FAINT)
             ax.add_patch(square)
             text = ax.text(rank, piece, str(number), ha="center", va="center")
-            text.set(color="white" if done else INK, fontsize=8)
+            text.set(color="white" if is_finished else INK, fontsize=8)
+    # The axis leaves room at both sides for the arrows out of the last rank into the first.
     ax.set_xlim(-0.8, ranks - 0.2)
     # The axis runs downwards, with piece 0 on top.
     ax.set_ylim(ranks - 0.45, -0.55)
     ax.set_xticks(range(ranks), [str(rank) for rank in range(ranks)])
+    # `draw` names the pieces where the panel is the first of its row.
     ax.set_yticks([])
     ax.set_aspect("equal")
     ax.grid(visible=False)
@@ -170,9 +192,10 @@ def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
 
 
 def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
-    """Draw an arrow for each piece that is passed on.
+    """Draw an arrow for each piece that is passed on, from a rank to its right neighbour.
 
-    The arrow from the last rank leads out of the panel and in again at the first rank.
+    The last rank sends to the first one. One arrow leads from it to the right edge of the
+    panel, and another one from the left edge to the first rank.
 
     Parameters
     ----------
@@ -186,11 +209,16 @@ def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
     color = look("measured").color
     arrow = {"arrowstyle": "-|>", "color": color, "linewidth": 1.2}
     arrow |= {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 9}
+
+    def draw_arrow(start: float, end: float, piece: int) -> None:
+        """Draw an arrow in the row of a piece, as an annotation without text."""
+        ax.annotate("", xy=(end, piece), xytext=(start, piece), arrowprops=arrow)
+
     for row in passed.itertuples():
-        out = (row.rank + 0.22, row.piece)
+        # Squares are 1 apart. Arrows begin and end 0.22 from the middle of a square, so that
+        # they leave its number free.
         if row.rank < ranks - 1:
-            ax.annotate("", (row.to - 0.22, row.piece), out, arrowprops=arrow)
+            draw_arrow(row.rank + 0.22, row.to - 0.22, row.piece)
         else:
-            ax.annotate("", (row.rank + 0.72, row.piece), out, arrowprops=arrow)
-            inwards = (-0.22, row.piece)
-            ax.annotate("", inwards, (-0.72, row.piece), arrowprops=arrow)
+            draw_arrow(row.rank + 0.22, row.rank + 0.72, row.piece)
+            draw_arrow(-0.72, -0.22, row.piece)

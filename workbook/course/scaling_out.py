@@ -38,22 +38,27 @@ def steps() -> pd.DataFrame:
 
 
 def weather_model() -> Workload:
-    """Return the weather model as equal buckets whose gradients become ready in equal times.
+    """Return the weather model as BUCKETS equal buckets, each with as much of the backward pass.
 
-    Its layers are not published. The forward pass is what remains of a step on one GPU.
+    The layers of the model are not published. The forward pass is what remains of a step on one
+    GPU without the backward pass and the update.
     """
     frame = steps()
-    one_s = float(frame.loc[frame["gpus"] == 1, "step_s"].median())
+    # The median over jobs. A step on one GPU sends nothing.
+    one_gpu_s = float(frame.loc[frame["gpus"] == 1, "step_s"].median())
     return Workload.from_arrays(
-        one_s - BACKWARD_S - UPDATE_S,
-        np.full(BUCKETS, BACKWARD_S / BUCKETS),
-        np.full(BUCKETS, GRADIENT_BYTES / BUCKETS),
-        UPDATE_S,
+        forward_s=one_gpu_s - BACKWARD_S - UPDATE_S,
+        backward_s=np.full(BUCKETS, BACKWARD_S / BUCKETS),
+        n_bytes=np.full(BUCKETS, GRADIENT_BYTES / BUCKETS),
+        update_s=UPDATE_S,
     )
 
 
 def all_reduces() -> pd.DataFrame:
-    """Return Perlmutter's all-reduces with four GPUs on each of two nodes or more."""
+    """Return Perlmutter's all-reduces with four GPUs on each of two nodes or more.
+
+    Nodes of the machine on which the weather model was trained have four GPUs, too.
+    """
     times = scaling.perlmutter()
     is_alike = (times["ranks"] == 4 * times["nodes"]) & (times["nodes"] > 1)
     return times[is_alike & (times["collective"] == "all_reduce")]
@@ -77,7 +82,10 @@ def predicted() -> Scaling:
 
 @cache
 def osf_factor(nodes: int) -> float:
-    """Return the scaling factor of osf Eqs 3 and 7 to 10 on a number of nodes.
+    """Return the scaling factor of the weather model on a number of nodes, as osf predicts it.
+
+    The prediction is Eqs 3 and 7 to 10 of the paper. The layers of its formulas are here the
+    buckets of `weather_model`.
 
     Parameters
     ----------
@@ -87,27 +95,28 @@ def osf_factor(nodes: int) -> float:
     Returns
     -------
     float
-        The factor with alpha and beta of Eq 7 fitted to all-reduces of 1 to 64 MiB on 8 nodes.
+        The factor. The start-up and the time of a byte in Eq 7 are those of a line that is
+        fitted to all-reduces of 1 to 64 MiB on 8 nodes.
     """
     times = all_reduces()
     is_fitted = (times["nodes"] == 8) & times["bytes"].between(2**20, 2**26)
-    shown = times[is_fitted]
+    fitted = times[is_fitted]
     line = fit(
-        "alpha_beta", shown["bytes"].to_numpy(float), shown["seconds"].to_numpy()
+        "alpha_beta", fitted["bytes"].to_numpy(float), fitted["seconds"].to_numpy()
     ).cost
+    # By Eq 7, each of N ranks sends 2 (N - 1) / N times the bytes of a gradient, and the
+    # start-up does not depend on N. The line was fitted to the 32 ranks of 8 nodes, so that its
+    # time of a byte is multiplied by the ratio of this factor for N ranks to that for 32 ranks.
     ranks = 4 * nodes
-    # By Eq 7, each of N ranks sends 2 (N - 1) / N times the bytes of a gradient. The line was
-    # fitted to all-reduces among the 32 ranks of 8 nodes, so that its time of a byte grows by the
-    # ratio of this factor for all ranks to that for 32.
     growth = ((ranks - 1) / ranks) / (31 / 32)
-    # With first=0, Eq 8 is read as the prose of the paper has it, and not as printed.
     model = weather_model()
+    # The time of the all-reduce of each bucket.
     sent_s = line.alpha_s + growth * line.beta_s_per_byte * model.bytes
-    return float(
-        equations.osf(
-            model.forward_s, model.backward_s.tolist(), sent_s.tolist(), first=0
-        )
+    # With first=0, Eq 8 is read as the prose of the paper has it, and not as printed.
+    factor = equations.osf(
+        model.forward_s, model.backward_s.tolist(), sent_s.tolist(), first=0
     )
+    return float(factor)
 
 
 def numbers() -> pd.DataFrame:
@@ -116,35 +125,42 @@ def numbers() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. ``shown``
-        says whether the prediction is given the measured steps. ``reconstructed`` says
-        whether the measured step is reconstructed, as on 100 nodes, where some steps had
-        half a batch. All other columns are scaling factors: ``measured``, predicted
-        (``model``, with its interval ``lower`` to ``upper``), as it would be if nothing but
-        messages lengthened the step (``messages_alone``), and by the laws ``log2`` and
-        ``linear``.
+        One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. Steps were
+        measured on all of them, but only those on up to SHOWN_NODES nodes are given to the
+        prediction, for which ``shown`` is true. ``reconstructed`` is true on 100 nodes, where
+        some steps had half a batch, and the measured step is computed as if all were whole.
+
+        All other columns are scaling factors, NaN where there is none. ``measured`` follows
+        from the measured steps. ``model`` is predicted, with its interval ``lower`` to
+        ``upper``, and ``log2`` and ``linear`` are predicted by two rival laws. They are given
+        where ``shown`` is false. ``messages_alone`` is as if nothing but messages lengthened
+        the step, and is given where several nodes exchange messages.
     """
     result = predicted()
     measured = measured_factors()
-    # The first count is one GPU, on which scaling factors are based.
-    one_s = result.counts[0].step_s
+    # The first count is one GPU. A scaling factor is its step over another step.
+    one_gpu_s = result.counts[0].step_s
     rows = []
-    # The laws are curves over all numbers of nodes, which are read at the counts of the rows.
+    # The rival laws are curves over the numbers of nodes.
     curves = show.scaling_curves(result).set_index("nodes")
     for count in result.counts:
         row: dict[str, object] = {
             "gpus": count.gpus,
             "nodes": count.nodes,
             "measured": measured[count.gpus],
+            # The prediction counts as measured only those steps that it was given.
             "shown": count.measured,
             "reconstructed": count.nodes == 100,
         }
+        # The tables have no all-reduces on a single node, for which this is None.
         if count.only_messages_step_s is not None:
-            row["messages_alone"] = one_s / count.only_messages_step_s
+            row["messages_alone"] = one_gpu_s / count.only_messages_step_s
+        # Every predicted count has an interval. Only that of a measured count can be None.
         if not count.measured and count.scaling_factor_interval is not None:
             row["model"] = count.scaling_factor
             row["lower"], row["upper"] = count.scaling_factor_interval
             for law in ("log2", "linear"):
+                # The curve of the law, read at the nodes of this count.
                 row[law] = float(np.interp(count.nodes, curves.index, curves[law]))
         rows.append(row)
     return pd.DataFrame(rows)
@@ -153,22 +169,30 @@ def numbers() -> pd.DataFrame:
 def measured_factors() -> pd.Series:
     """Return the measured scaling factor by number of GPUs: medians over jobs."""
     medians_s = steps().groupby("gpus")["step_s"].median()
+    # A scaling factor is the step on one GPU over another step.
     return medians_s.loc[1] / medians_s
 
 
 def draw() -> Figure:
-    """Draw the measured and the predicted scaling factors by the number of GPUs."""
+    """Draw the measured and the predicted scaling factors by the number of GPUs.
+
+    Steps on more than 40 GPUs were measured, too, but are not given to the prediction. They have
+    markers of their own.
+    """
     result = predicted()
     figure, ax = plots.canvas(height=3.4)
+    # This draws the prediction with its interval, and the measured steps that it was given.
     show.scaling_factors(ax, result)
     measured = measured_factors()
-    # The anchor is the largest measured count that the prediction is given. The step on 400 GPUs
-    # is reconstructed, because some steps had half a batch, and has a marker of its own.
-    later = measured[(measured.index > result.anchor.gpus) & (measured.index < 400)]
+    # The anchor is the largest count of GPUs whose measured steps the prediction is given. The
+    # step on 400 GPUs is drawn apart below. It is reconstructed, because some steps had half a
+    # batch.
+    anchor_gpus = result.anchor.gpus
+    not_used = measured[(measured.index > anchor_gpus) & (measured.index < 400)]
     known = plots.look("measured")
     ax.plot(
-        later.index,
-        later,
+        not_used.index,
+        not_used,
         "s",
         color=known.color,
         markersize=6,
@@ -183,9 +207,11 @@ def draw() -> Figure:
         markersize=6,
         label="measured, not used, reconstructed",
     )
-    ax.axvline(result.anchor.gpus, color=SOFT, linewidth=0.7, linestyle=":")
+    # To the right of this line, everything is predicted.
+    ax.axvline(anchor_gpus, color=SOFT, linewidth=0.7, linestyle=":")
     ax.set_ylim(0.3, 1.05)
     ax.legend(loc="lower left", ncols=2)
+    # The target is the largest count, 400 GPUs. Its interval is known, because it is predicted.
     target = result.target
     low, high = target.scaling_factor_interval or (np.nan, np.nan)
     plots.heading(

@@ -26,19 +26,21 @@ RANKS = 2
 def compare(
     recording: Source, here: Source, network: str, problem: str = ""
 ) -> tuple[str, Figure | None]:
-    """Compare the gradients of a network and messages over loopback with those of the recording.
+    """Compare gradients and messages of this machine with those of the recording.
+
+    The gradients are those of one network. The messages are all-reduces over loopback.
 
     Parameters
     ----------
     recording : Source
         The tables that the lesson is made from.
     here : Source
-        The tables of this machine: ``layers``, ``peaks`` and ``collectives``. It may
-        have none.
+        The tables of this machine: ``layers``, ``peaks`` (timed products of matrices) and
+        ``collectives``. Each of them may be missing.
     network : str
         The network whose gradients are compared.
     problem : str
-        Why nothing was measured, if so.
+        Why nothing was measured, if nothing was. The sentence then names this reason.
 
     Returns
     -------
@@ -46,32 +48,37 @@ def compare(
         What the numbers of this machine say.
     figure : Figure or None
         The share of gradients that are ready over time, and message times by size, each
-        from the recording and from this machine. None if nothing was measured here.
+        from the recording and from this machine. None if the layers of the network were
+        not measured here.
     """
+    # `networks` needs a table of layers.
     if not (here.has("layers") and network in here.networks()):
         because = f" ({problem})" if problem else ""
         return f"Nothing was measured on this page{because}. {HOW_TO_MEASURE}", None
-    workload = here.profile(network).workload()
+    workload_here = here.profile(network).workload()
     recorded_workload = recording.profile(network).workload()
-    messages = _medians(here)
+    messages_here = _medians(here)
     recorded_messages = _medians(recording)
-    sentences = [_about_compute(network, workload, recorded_workload)]
+    sentences = [_about_compute(network, workload_here, recorded_workload)]
     if here.has("peaks"):
         sentences.append(_about_rate(network, here))
-    sentences += _about_messages(recorded_messages, messages)
-    figure, axes = plots.canvas(columns=2, height=3.2)
-    _draw_ready(axes[0], recorded_workload, RECORDED)
-    _draw_ready(axes[0], workload, MEASURED_HERE)
-    _draw_messages(axes[1], recorded_messages, messages)
-    plots.heading(axes[0], f"Gradients of {network_title(network)}")
-    plots.heading(axes[1], "All-reduce of two processes, loopback")
+    # There is no sentence about messages if the two machines have no size in common.
+    sentences += _about_messages(messages_here, recorded_messages)
+    figure, (left, right) = plots.canvas(columns=2, height=3.2)
+    _draw_ready(left, recorded_workload, RECORDED)
+    _draw_ready(left, workload_here, MEASURED_HERE)
+    _draw_messages(right, messages_here, recorded_messages)
+    plots.heading(left, f"Gradients of {network_title(network)}")
+    plots.heading(right, "All-reduce of two processes, loopback")
     return " ".join(sentences), figure
 
 
 def _about_rate(network: str, here: Source) -> str:
-    """Return the rate of a step as a share of the fastest product of matrices."""
+    """Return a sentence with the rate of a step over that of the fastest product of matrices."""
     shares = machines.kernel_shares({"here": here}, [network])
+    # The other rows are products of matrices and copies.
     steps = shares[shares["kernel"].str.startswith("step")]
+    # There are several steps only if several batches or precisions were measured.
     share = steps["share"].iloc[0]
     return (
         f"The step reaches {share:.0%} of the rate of the fastest product timed here."
@@ -83,17 +90,18 @@ def _about_compute(network: str, here: Workload, recorded: Workload) -> str:
     return f"A training step of {network_title(network)} computes for {times}."
 
 
-def _about_messages(recorded: pd.Series, here: pd.Series) -> list[str]:
-    """Return a sentence for the smallest and for the largest size that both have.
+def _about_messages(here: pd.Series, recorded: pd.Series) -> list[str]:
+    """Return a sentence for the smallest and for the largest size that both series have.
 
-    Each series has the median seconds of an all-reduce by its bytes.
+    Each series has the median seconds of an all-reduce by its bytes. The list is empty if they
+    have no size in common.
     """
-    both = here.index.intersection(recorded.index)
-    if both.empty:
+    common_bytes = here.index.intersection(recorded.index)
+    if common_bytes.empty:
         return []
     sentences = []
-    # If both have a single size in common, the set holds it once.
-    for size in sorted({both.min(), both.max()}):
+    # A single common size is the smallest and the largest one. The set has it once.
+    for size in sorted({common_bytes.min(), common_bytes.max()}):
         sentences.append(
             f"An all-reduce of {format_bytes(int(size))} between two processes takes "
             f"{_ms(here[size])} here and {_ms(recorded[size])} in the recording."
@@ -108,9 +116,9 @@ def _ms(seconds: float) -> str:
 
 
 def _medians(tables: Source) -> pd.Series:
-    """Return the median seconds of an all-reduce over loopback by its bytes.
+    """Return the median seconds of an all-reduce of RANKS processes over loopback, by bytes.
 
-    There are none if no all-reduce was timed.
+    The series is empty if no such all-reduce was timed.
     """
     if not tables.has("collectives"):
         return pd.Series(dtype=float)
@@ -125,22 +133,34 @@ def _medians(tables: Source) -> pd.Series:
 
 def _draw_ready(ax: Axes, work: Workload, style: Style) -> None:
     """Draw which share of the bytes of gradients is ready, against the time of the step."""
-    # No gradient is ready before the end of the forward pass.
-    ready_ms = 1e3 * np.concatenate([[0.0, work.forward_s], work.ready_s])
+    # The gradients of a workload are in the order in which they are ready.
     share = np.cumsum(work.bytes) / work.bytes.sum()
+    # Two points are put before them: no gradient is ready at time 0, nor at the end of the
+    # forward pass.
+    ready_ms = 1e3 * np.concatenate([[0.0, work.forward_s], work.ready_s])
     percent = 100 * np.concatenate([[0.0, 0.0], share])
-    shape = {"color": style.color, "linestyle": style.line, "label": style.label}
-    ax.plot(ready_ms, percent, drawstyle="steps-post", **shape)
+    line_style = {"color": style.color, "linestyle": style.line, "label": style.label}
+    # The share stays as it is until the next gradient is ready.
+    ax.plot(ready_ms, percent, drawstyle="steps-post", **line_style)
     ax.set(xlabel="time from the start of the step [ms]", ylabel="ready [% of bytes]")
     add_legend(ax, "inside")
 
 
-def _draw_messages(ax: Axes, recorded: pd.Series, here: pd.Series) -> None:
-    """Draw message times against the size, both on logarithmic axes."""
+def _draw_messages(ax: Axes, here: pd.Series, recorded: pd.Series) -> None:
+    """Draw message times against the size, both on logarithmic axes.
+
+    Each series has the median seconds of an all-reduce by its bytes.
+    """
+    # Seconds times ``factor`` are times in ``unit``, which suits both series.
     factor, unit = time_unit(pd.concat([recorded, here]))
     for medians, style in ((recorded, RECORDED), (here, MEASURED_HERE)):
-        shape = {"color": style.color, "linestyle": style.line, "label": style.label}
-        ax.plot(medians.index, factor * medians, marker=style.marker, **shape)
+        line_style = {
+            "color": style.color,
+            "linestyle": style.line,
+            "label": style.label,
+        }
+        ax.plot(medians.index, factor * medians, marker=style.marker, **line_style)
+    # "b" is an x axis in bytes, and "y" the y axis.
     set_log(ax, "by")
     ax.set(xlabel="message size", ylabel=f"time [{unit}]")
     add_legend(ax, "inside")

@@ -27,14 +27,14 @@ NOTHING = (
 
 @dataclass(frozen=True)
 class Timed:
-    """All-reduces over one link, and what the sentence says of them.
+    """Timed all-reduces among one number of workers over one link, and numbers about them.
 
     Attributes
     ----------
     sizes, seconds : ndarray of shape (n,)
-        The size of each timed message in bytes, and its time.
+        The size of each timed message in bytes, and its time in seconds.
     medians : Series
-        The median time of each size, in seconds.
+        The median time in seconds, by the size in bytes.
     """
 
     sizes: np.ndarray
@@ -58,8 +58,12 @@ class Timed:
 
     @property
     def held_out_error(self) -> float | None:
-        """The median error of a table at held-out sizes, or None for less than three sizes."""
-        _, errors, _ = held_out_errors("table", self.sizes, self.seconds)
+        """The median error of a table at held-out sizes, or None for less than three sizes.
+
+        The error is absolute and relative to the measured time. The smallest and the largest
+        size are never held out.
+        """
+        errors = held_out_errors("table", self.sizes, self.seconds).errors
         return float(np.median(np.abs(errors))) if errors.size else None
 
 
@@ -68,9 +72,10 @@ def compare(
 ) -> tuple[str, Figure | None]:
     """Compare the all-reduces timed on this machine with those of the recording.
 
-    If this machine has no messages over ``link`` among so many ``workers``, the first
-    link is compared that both have, for example loopback. Samples that other programs
-    disturbed are left out, unless a size has no others.
+    All-reduces over ``link`` among ``workers`` are compared, if both were measured on both
+    machines. Otherwise the first link and number of workers are compared that both machines
+    have, for example loopback. Samples that other programs disturbed are left out, unless a
+    size has no others.
 
     Parameters
     ----------
@@ -79,38 +84,41 @@ def compare(
     here : Source
         The tables of this machine, which may be none.
     link : str
-        The link to compare, if it was measured on this machine.
+        The name of the link.
     workers : int
-        The number of workers on it.
+        The number of workers.
 
     Returns
     -------
     sentence : str
         The number of messages, the start-up, the time of a byte, and the error of a
-        table.
+        table of costs.
     figure : Figure or None
         The recorded messages with the forms fitted to them, and the medians of this
         machine. None if nothing can be compared.
     """
-    recorded_links = _by_link(recording)
-    links_here = _by_link(here)
-    common = [place for place in links_here if place in recorded_links]
+    # A key of these tables is a link and a number of workers.
+    recorded_by_key = _by_link(recording)
+    measured_by_key = _by_link(here)
+    common = [key for key in measured_by_key if key in recorded_by_key]
     if not common:
         return NOTHING, None
     wanted = (link, workers)
-    place = wanted if wanted in common else common[0]
-    recorded = recorded_links[place]
-    measured = links_here[place]
-    return _sentence(place, measured, recorded), _figure(place, measured, recorded)
+    key = wanted if wanted in common else common[0]
+    recorded = recorded_by_key[key]
+    measured = measured_by_key[key]
+    return _sentence(key, measured, recorded), _figure(key, measured, recorded)
 
 
 def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
-    """Return the all-reduces by link and number of workers.
+    """Return the timed all-reduces by link and number of workers, none without a table.
 
-    A line needs two sizes, so that a link with one size is left out.
+    They are compared by a line through their times, which needs two sizes. A link with one size
+    is therefore left out.
     """
     if not tables.has("collectives"):
         return {}
+    # Samples that other programs disturbed are dropped, unless a size has no others.
     rows = undisturbed(tables.table("collectives"))
     # Only messages that were alone on the link are compared.
     rows = rows[(rows["collective"] == "all_reduce") & (rows["in_flight"] == 1)]
@@ -121,13 +129,15 @@ def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
     return timed
 
 
-def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
-    """Return start-ups, times of a byte and errors, here and in the recording.
+def _sentence(key: tuple[str, int], measured: Timed, recorded: Timed) -> str:
+    """Return start-ups, times of a byte and errors in words, here and in the recording.
 
-    ``place`` is the link and the number of workers.
+    ``key`` is the link and the number of workers. ``measured`` is from this machine.
     """
-    link, workers = place
-    # No smaller size can be in both. The start-up is left out if not even this one is.
+    link, workers = key
+    # The start-up is compared at a size that both machines have. No size can be in both that
+    # is smaller than the larger of their two smallest sizes. If one machine lacks this size,
+    # the start-up is left out.
     smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     parts = [
         f"{len(measured.seconds)} all-reduces among {workers} workers over {link} were "
@@ -143,6 +153,7 @@ def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
         f"A byte takes {1e9 * measured.seconds_per_byte:.2f} ns here and "
         f"{1e9 * recorded.seconds_per_byte:.2f} ns in the recording."
     )
+    # A table of less than three sizes has no such error.
     if measured.held_out_error is not None and recorded.held_out_error is not None:
         parts.append(
             "The median error of a table at held-out sizes is "
@@ -152,19 +163,23 @@ def _sentence(place: tuple[str, int], measured: Timed, recorded: Timed) -> str:
     return " ".join(parts)
 
 
-def _figure(place: tuple[str, int], measured: Timed, recorded: Timed) -> Figure:
+def _figure(key: tuple[str, int], measured: Timed, recorded: Timed) -> Figure:
     """Draw the recorded messages with the fitted forms, and the medians measured here.
 
-    ``place`` is the link and the number of workers.
+    ``key`` is the link and the number of workers. ``measured`` is from this machine.
     """
-    link, workers = place
+    link, workers = key
+    # Without draws, the fits have no intervals, and lines are drawn alone.
     fits = {
         form: fit(form, recorded.sizes, recorded.seconds, draws=0) for form in FORMS
     }
     figure, ax = plots.canvas(height=3.6)
     plots.cost_fit(ax, fits)
-    ax.lines[0].set_label("recorded, median")  # cost_fit draws the medians first
-    scale, _ = time_unit(recorded.medians)  # cost_fit draws in this unit
+    # `cost_fit` draws the medians first, and calls them "measured", as those of this machine
+    # are called below.
+    ax.lines[0].set_label("recorded, median")
+    # `cost_fit` draws times in the unit that suits the recorded medians.
+    scale, _ = time_unit(recorded.medians)
     sizes = measured.medians.index
     plots.points(ax, sizes, scale * measured.medians, MEASURED_HERE, size=5)
     add_legend(ax, "inside")

@@ -49,13 +49,14 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
         How much longer a step takes under PyTorch's default than under the best plan.
     figure : Figure or None
         The ratio of each plan's step to the best plan's step, here and recorded. None
-        if no plan was replayed here together with the best plan.
+        unless the best plan and another one were replayed here undisturbed.
     """
     if not _was_replayed(here):
         return NOTHING, None
     ratios_here = ratios(here)
     if ratios_here.empty:
         return NOT_COMPARED, None
+    # Of rows with the same network, link, workers and plan, the first one is kept.
     recorded = pd.concat([ratios(recording) for recording in recordings])
     recorded = recorded.drop_duplicates([*PLACE, "other"])
     return _sentence(ratios_here, recorded), _figure(ratios_here, recorded)
@@ -64,7 +65,8 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
 def ratios(tables: Source) -> pd.DataFrame:
     """Return how long a replayed step takes under each plan, compared with the best plan.
 
-    Rounds that other programs disturbed are left out.
+    The best plan is the one that the model finds, "exact". Steps that other programs
+    disturbed are left out.
 
     Parameters
     ----------
@@ -74,21 +76,23 @@ def ratios(tables: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each network, link, number of workers and ``other`` plan. ``ratio`` is
-        the median of its step over that of the plan ``exact``, as
-        `workbook.validate.compare.paired` returns it. There are no rows if nothing was
-        replayed.
+        One row for each network, link, number of ``workers`` and ``other`` plan, as
+        `workbook.validate.compare.paired` returns it. ``ratio`` is the median over rounds
+        of this plan's step over the step of the best plan. There are no rows unless the
+        best plan and another one were replayed.
     """
     if not tables.has("runs"):
+        # Without runs, the result has the same columns and no rows.
         return paired(pd.DataFrame(columns=PLACE), BEST)
     runs = tables.table("runs")
-    # Only plain replays are compared, with dense gradients, no slower worker, and one message at
-    # a time.
+    # Only plain replays are compared. All elements of the gradients are sent (a density of 1),
+    # no worker is slower than the others (a straggler takes 1 times as long), and one message
+    # is under way at a time.
     is_plain = (
         (runs["density"] == 1) & (runs["straggler"] == 1) & (runs["in_flight"] == 1)
     )
     runs = runs[is_plain & (runs["origin"] == "replayed")]
-    # Recordings of older versions do not say what was disturbed.
+    # Recordings of older versions do not say which steps were disturbed.
     if "disturbed" in runs:
         runs = runs[~runs["disturbed"]]
     return paired(runs, BEST)
@@ -102,30 +106,35 @@ def _was_replayed(tables: Source) -> bool:
 
 
 def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
-    """Return how much longer a step takes under PyTorch's default, here and recorded."""
+    """Return in words how many times as long a step takes under PyTorch's default.
+
+    Both tables are as `ratios` returns them. ``ratios_here`` has rows, and ``recorded`` has at
+    most one row for each network, link, number of workers and plan.
+    """
     defaults = ratios_here[ratios_here["other"] == DEFAULT]
     if defaults.empty:
         return (
             f"{len(ratios_here)} plans were replayed on this machine, but PyTorch's default "
             "was not among them."
         )
-    # The running example comes first, if it was replayed here.
+    # The sentence is about the network of the running example, if it was replayed here.
     examples = defaults[defaults["network"] == NETWORK]
-    first = defaults.iloc[0]
+    told = defaults.iloc[0]
     if len(examples):
-        first = examples.iloc[0]
+        told = examples.iloc[0]
     sentence = (
-        f"Among {first['workers']} workers over {link_title(first['link'])}, a replayed "
-        f"step of {network_title(first['network'])} takes {first['ratio']:.2f} times as "
+        f"Among {told['workers']} workers over {link_title(told['link'])}, a replayed "
+        f"step of {network_title(told['network'])} takes {told['ratio']:.2f} times as "
         "long under PyTorch's default as under the best plan"
     )
-    # A table with one row selects the same network, link and workers.
-    same_case = first[PLACE].to_frame().T
+    # The merge keeps the recorded row with the same network, link and workers, if any.
+    same_case = told[PLACE].to_frame().T
     same_recorded = recorded[recorded["other"] == DEFAULT].merge(same_case)
     if len(same_recorded):
         sentence += f" (recorded: {same_recorded['ratio'].iloc[0]:.2f} times)"
     sentence += "."
     if len(defaults) > 1:
+        # A lab is some workers and their link. In a single lab, each row is another network.
         labs = len(defaults.drop_duplicates(["link", "workers"]))
         cases = "networks" if labs == 1 else "pairs of a network and a lab"
         sentence += (
@@ -136,12 +145,17 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
 
 
 def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
-    """Return a figure with a panel for each network and link that was replayed here."""
-    # Random plans have no look, by which a row would be named. They are left out.
+    """Return a figure with a panel for each network, link and number of workers replayed here.
+
+    Both tables are as `ratios` returns them.
+    """
+    # Random plans, such as "random:1:3", test the model. No planner would choose them, so they
+    # are left out.
     is_random = ratios_here["other"].str.startswith("random")
     medians = ratios_here[~is_random].groupby("other")["ratio"].median()
-    # The fastest plan is on top.
+    # All panels have the same rows. The plan with the least median ratio is on top.
     plans = [str(plan) for plan in medians.sort_values().index]
+    # Each case has its network, link and workers, and its rows of the table.
     cases = list(ratios_here.groupby(PLACE, sort=False))
     columns = min(COLUMNS, len(cases))
     rows = math.ceil(len(cases) / columns)
@@ -153,10 +167,11 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
         sharey=True,
         squeeze=False,
     ) as (figure, axes):
-        # The last row may have more axes than cases.
+        # The last row of panels may have more axes than there are cases left.
         for ax in axes.flat[len(cases) :]:
             ax.set_visible(False)
         for ax, (case, case_ratios) in zip(axes.flat, cases, strict=False):
+            # The merge keeps the recorded rows of this case.
             same_recorded = recorded.merge(pd.DataFrame([case], columns=PLACE))
             _draw_panel(ax, plans, same_recorded, case_ratios)
             network, link, workers = case
@@ -171,13 +186,17 @@ def _draw_panel(
 ) -> None:
     """Draw each plan's step over that of the model's best plan, with a row for each plan.
 
-    ``recorded`` and ``here`` are rows of `ratios`, of one network, link and number of
-    workers. Their column ``other`` is the plan.
+    ``plans`` are from top to bottom. ``recorded`` and ``here`` are rows of `ratios`, of one
+    network, link and number of workers. Their column ``other`` is the plan. A plan without a row
+    in one of them has no marker for it.
     """
     row_of = {plan: row for row, plan in enumerate(plans)}
+    # At the reference line, a plan is as fast as the best one.
     case_rows(ax, [look(plan).label for plan in plans], reference=1.0)
-    # Every panel has numbers on its axis, because the one below may be hidden.
+    # Panels of one column share an axis, whose numbers only the lowest panel would have.
+    # Every panel gets them, because the lowest one may be hidden.
     ax.tick_params(labelbottom=True)
     for style, ratios in ((RECORDED, recorded), (MEASURED_HERE, here)):
+        # Random plans, and plans that were only recorded, have no row.
         drawn = ratios[ratios["other"].isin(plans)]
         plots.points(ax, drawn["ratio"], drawn["other"].map(row_of), style, size=5)

@@ -50,7 +50,7 @@ def compare(
         The number of replays, the median error, and the plan with the largest error.
     figure : Figure or None
         The error of each plan, here and in the recording. None if nothing was replayed
-        here.
+        here over this link among so many workers.
     """
     errors_here = signed_errors(here, link, workers)
     if errors_here.empty:
@@ -65,7 +65,7 @@ def compare(
 def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     """Return the error of the predicted step of each replayed plan.
 
-    The prediction is the recursion that the lesson teaches.
+    Steps are predicted by the recursion that the lesson teaches, `predict`.
 
     Parameters
     ----------
@@ -82,8 +82,8 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
         One row for each network and plan, with the columns ``network``, ``plan``,
         ``messages`` (their number), ``predicted_s``, ``replayed_s`` and ``error``
         (predicted over replayed, minus 1). Cases that other programs disturbed or the
-        processor limited are left out. There are no rows if a table is missing, or if the
-        link has no all-reduces or no replays.
+        processor limited are left out. There are no rows if a table is missing, or if no
+        all-reduce or no replay was measured over the link among so many workers.
     """
     nothing = pd.DataFrame(columns=COLUMNS)
     if not all(tables.has(kind) for kind in ("runs", "layers", "collectives")):
@@ -93,19 +93,23 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     if (link, workers, "all_reduce") not in calibration.known:
         return nothing
     cost = calibration.between(link, workers).cost
+    # The layer times of each profile, by the hash of the profile.
     workloads = tables.workloads()
     runs = tables.table("runs")
     is_replay = (runs["origin"] == "replayed") & ~runs["processor_limited"]
-    is_there = (runs["link"] == link) & (runs["workers"] == workers)
+    is_on_link = (runs["link"] == link) & (runs["workers"] == workers)
     # A prediction needs the layer times from which the replay was made.
     has_layer_times = runs["profile_sha256"].isin(workloads)
-    runs = runs[is_replay & is_there & has_layer_times]
+    runs = runs[is_replay & is_on_link & has_layer_times]
     if runs.empty:
         return nothing
+    # `measured` returns a row for each case, with medians over its iterations, and marks the
+    # cases that other programs disturbed.
     cases = measured(runs)
     rows = []
     for row in cases[~cases["marked"]].to_dict("records"):
         case = Case.from_row(row)
+        # The replay slept for the layer times multiplied by the case's dilation.
         workload = workloads[case.profile_sha256].scaled(case.dilation)
         plan = plan_of(case)
         predicted_s = predict(workload, plan, cost).iteration_s
@@ -114,6 +118,7 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
             {
                 "network": case.network,
                 "plan": case.plan,
+                # A plan lists where the gradients of each message end.
                 "messages": len(plan.ends),
                 "predicted_s": predicted_s,
                 "replayed_s": replayed_s,
@@ -128,13 +133,14 @@ def _sentence(
 ) -> str:
     """Return the number of replays, the median errors and the largest error in words.
 
-    Both tables are of `signed_errors`. ``recorded`` may be empty.
+    Both tables are as `signed_errors` returns them. ``errors_here`` has rows, and ``recorded``
+    may have none. Median errors are of absolute errors.
     """
     networks = errors_here["network"].nunique()
-    plural = "network" if networks == 1 else "networks"
+    noun = "network" if networks == 1 else "networks"
     worst = errors_here.loc[errors_here["error"].abs().idxmax()]
     sentence = (
-        f"{len(errors_here)} plans of {networks} {plural} were replayed on this machine, "
+        f"{len(errors_here)} plans of {networks} {noun} were replayed on this machine, "
         f"among {workers} workers over {link}. The median error of the prediction is "
         f"{errors_here['error'].abs().median():.1%}"
     )
@@ -152,15 +158,18 @@ def _sentence(
 def _figure(errors_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
     """Return a figure with a row for each plan that was replayed here.
 
-    The plan with the most messages is on top. Both tables are of `signed_errors`.
+    The plan with the most messages in any network is on top. Both tables are as `signed_errors`
+    returns them. ``recorded`` may have no rows.
     """
-    # dict.fromkeys keeps each plan once, in this order.
     by_messages = errors_here.sort_values("messages", ascending=False, kind="stable")
+    # dict.fromkeys keeps the first place of each plan, which has a row for each network.
     plans = list(dict.fromkeys(by_messages["plan"]))
     row_of = {plan: row for row, plan in enumerate(plans)}
     networks = errors_here.groupby("network", sort=False)
     figure, ax = plots.canvas(height=1.2 + 0.28 * len(plans))
-    case_rows(ax, [look(plan).label for plan in plans], 0.0)
+    # The reference line is at an error of 0.
+    case_rows(ax, [look(plan).label for plan in plans], reference=0.0)
+    # Recorded plans that were not replayed here have no row.
     in_both = recorded[recorded["plan"].isin(plans)]
     recorded_label = f"recording, {in_both['network'].nunique()} networks"
     plots.points(
@@ -171,6 +180,7 @@ def _figure(errors_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
         label=recorded_label,
         size=5,
     )
+    # The recording has one style for all networks, and this machine one for each network.
     styles = looks([f"{network_title(str(name))}, here" for name in networks.groups])
     for style, (_, rows) in zip(styles, networks, strict=True):
         plots.points(ax, 100 * rows["error"], rows["plan"].map(row_of), style, size=5)

@@ -41,7 +41,8 @@ KEYS = [*SLOWDOWN_KEY, "bytes", "slowed"]
 def compare(recording: Source, here: Source) -> tuple[str, Figure | None]:
     """Compare the slowdowns measured on this machine with those of the recording.
 
-    Only networks, links and message sizes that both have are compared.
+    Only rows of `slowdowns` whose network, batch, number of ranks, link and message size both
+    have are compared.
 
     Parameters
     ----------
@@ -55,8 +56,8 @@ def compare(recording: Source, here: Source) -> tuple[str, Figure | None]:
     sentence : str
         The median slowdowns of backward and of messages, here and in the recording.
     figure : Figure or None
-        Every slowdown with its interval, here and in the recording. None if nothing can
-        be compared.
+        Every slowdown with its 95% interval, here and in the recording. None if nothing
+        can be compared.
     """
     measured = slowdowns(here)
     if measured.empty:
@@ -71,6 +72,8 @@ def compare(recording: Source, here: Source) -> tuple[str, Figure | None]:
 def slowdowns(tables: Source) -> pd.DataFrame:
     """Return how many times as long backward and messages take while both are under way.
 
+    Backward is the backward pass of a training step.
+
     Parameters
     ----------
     tables : Source
@@ -79,31 +82,32 @@ def slowdowns(tables: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each network, link, message size and ``slowed`` ("backward" or
-        "message"). The columns ``ratio``, ``lower`` and ``upper`` are the time over the
-        time alone, and its 95% interval over rounds. It has no rows if the machine has
-        no table ``slowdown``.
+        One row for each cluster (a network, batch, number of ranks and link), message size
+        ``bytes`` and ``slowed``, which is "backward" or "message". ``ratio`` is the median
+        over rounds of the time over the time alone, at least 1. ``lower`` and ``upper`` are
+        its 95% interval. There are no rows if the machine has no table ``slowdown``.
     """
     columns = [*KEYS, "ratio", "lower", "upper"]
     if not tables.has("slowdown"):
         return pd.DataFrame(columns=columns)
     rows: list[dict[str, object]] = []
-    for cluster, measured in tables.table("slowdown").groupby(SLOWDOWN_KEY):
-        key = dict(zip(SLOWDOWN_KEY, cluster, strict=True))
-        contention = Contention.of(measured)
-        # Slowdowns have shape (2, sizes): those of backward, then those of messages.
+    for cluster, timed in tables.table("slowdown").groupby(SLOWDOWN_KEY):
+        cluster_columns = dict(zip(SLOWDOWN_KEY, cluster, strict=True))
+        contention = Contention.of(timed)
+        # The slowdowns, and both ends of their intervals, have shape (2, sizes). The first row
+        # is of backward and the second of messages, as in PANELS.
         lower, upper = interval(contention.draws)
-        for row, slowed in enumerate(PANELS):
-            for column, size in enumerate(contention.bytes):
+        for i, slowed in enumerate(PANELS):
+            for j, size in enumerate(contention.bytes):
                 # A slowdown of 0.1 means 1.1 times as long.
                 rows.append(
                     {
-                        **key,
+                        **cluster_columns,
                         "bytes": int(size),
                         "slowed": slowed,
-                        "ratio": 1 + contention.slowdowns[row, column],
-                        "lower": 1 + lower[row, column],
-                        "upper": 1 + upper[row, column],
+                        "ratio": 1 + contention.slowdowns[i, j],
+                        "lower": 1 + lower[i, j],
+                        "upper": 1 + upper[i, j],
                     }
                 )
     return pd.DataFrame(rows, columns=columns)
@@ -112,16 +116,18 @@ def slowdowns(tables: Source) -> pd.DataFrame:
 def _sentence(both: pd.DataFrame) -> str:
     """Return the median slowdowns of backward and of messages in words.
 
-    ``both`` has a row for each slowdown that was measured here and in the recording.
+    ``both`` has a row for each slowdown that was measured here and in the recording. A cluster
+    is a network, batch, number of ranks and link.
     """
     clusters = len(both[SLOWDOWN_KEY].drop_duplicates())
-    plural = "pair" if clusters == 1 else "pairs"
+    noun = "pair" if clusters == 1 else "pairs"
     backward = both[both["slowed"] == OF_BACKWARD]
     messages = both[both["slowed"] == OF_MESSAGES]
-    sizes = messages.groupby(SLOWDOWN_KEY)["bytes"]
-    is_largest = messages["bytes"] == sizes.transform("max")
-    is_smallest = messages["bytes"] == sizes.transform("min")
-    # A single size counts as the largest.
+    # The largest and the smallest size are those of each cluster.
+    sizes_of_cluster = messages.groupby(SLOWDOWN_KEY)["bytes"]
+    is_largest = messages["bytes"] == sizes_of_cluster.transform("max")
+    is_smallest = messages["bytes"] == sizes_of_cluster.transform("min")
+    # The only size of a cluster counts as the largest, and not as the smallest.
     largest = messages[is_largest]
     smallest = messages[is_smallest & ~is_largest]
     parts = [
@@ -130,7 +136,7 @@ def _sentence(both: pd.DataFrame) -> str:
     ]
     if len(smallest):
         parts.append(f"The smallest messages take {_times(smallest)}.")
-    parts.append(f"These are medians over {clusters} {plural} of a network and a link.")
+    parts.append(f"These are medians over {clusters} {noun} of a network and a link.")
     return " ".join(parts)
 
 
@@ -142,22 +148,29 @@ def _times(both: pd.DataFrame) -> str:
 
 
 def _figure(both: pd.DataFrame) -> Figure:
-    """Return a figure with a row for each network, link and size, in a panel for each of PANELS."""
-    names = both.drop_duplicates([*SLOWDOWN_KEY, "bytes"])
+    """Return a figure with a row for each network, link and size, in a panel for each of PANELS.
+
+    ``both`` has a row for each slowdown that was measured here and in the recording.
+    """
+    cases = both.drop_duplicates([*SLOWDOWN_KEY, "bytes"])
     labels = [
-        f"{network_title(row.network)}, {link_title(row.link)}, {_size(row.bytes)}"
-        for row in names.itertuples()
+        f"{network_title(case.network)}, {link_title(case.link)}, {_size(case.bytes)}"
+        for case in cases.itertuples()
     ]
-    figure, axes = plots.canvas(
-        columns=len(PANELS), height=1.3 + 0.27 * len(names), sharey=True
-    )
+    # In inches: 1.3 for headings and the axis below, and 0.27 for each row.
+    height = 1.3 + 0.27 * len(cases)
+    figure, axes = plots.canvas(columns=len(PANELS), height=height, sharey=True)
     for ax, (slowed, heading) in zip(axes, PANELS.items(), strict=True):
+        # Each case has one row in each panel, in the same order.
         of_panel = both[both["slowed"] == slowed]
-        case_rows(ax, labels, 1.0)
-        # The two machines are drawn a little above and below the middle of a row.
-        _draw(ax, of_panel, "recorded", RECORDED, -0.14)
-        _draw(ax, of_panel, "here", HERE, 0.14)
-        if slowed == OF_MESSAGES:  # small messages take many times as long
+        # At the reference line, nothing is slowed down.
+        case_rows(ax, labels, reference=1.0)
+        # The axis runs downwards, so that the recording is drawn a little above the middle of
+        # a row, and this machine a little below.
+        _draw(ax, of_panel, "recorded", RECORDED, offset=-0.14)
+        _draw(ax, of_panel, "here", HERE, offset=0.14)
+        # Small messages take many times as long.
+        if slowed == OF_MESSAGES:
             ax.set_xscale("log")
             plain_log_ticks(ax.xaxis)
         ax.set_xlabel("time over the time alone")
@@ -169,10 +182,16 @@ def _figure(both: pd.DataFrame) -> Figure:
 def _draw(
     ax: Axes, rows: pd.DataFrame, where: str, style: Style, offset: float
 ) -> None:
-    """Draw the ratios of one machine with their intervals, a little off the middle of each row."""
-    places = [place + offset for place in range(len(rows))]
-    ax.hlines(places, rows[f"lower_{where}"], rows[f"upper_{where}"], color=style.color)
-    plots.points(ax, rows[f"ratio_{where}"], places, style, size=5)
+    """Draw the ratios of one machine with their intervals.
+
+    ``where`` is how the columns of the machine end, "here" or "recorded". They are drawn at
+    ``offset`` from the middle of each row of the figure.
+    """
+    heights = [row + offset for row in range(len(rows))]
+    ax.hlines(
+        heights, rows[f"lower_{where}"], rows[f"upper_{where}"], color=style.color
+    )
+    plots.points(ax, rows[f"ratio_{where}"], heights, style, size=5)
 
 
 def _size(n_bytes: int) -> str:

@@ -28,16 +28,19 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
         The running example, which comes from the recording.
     here : Source
         The tables of this machine, which may be none. The link and the workers are those of
-        the running example, if they were measured, or else the first that were.
+        the running example, if they were measured, or else the first ones that were, in the
+        alphabetical order of links.
 
     Returns
     -------
     sentence : str
         The compute time, the step under PyTorch's default and under the best plan, and
-        the gain, followed by the two steps of the recording.
+        the gain, followed by the two steps of the recording. If this machine lacks the
+        layers of the network or times of all-reduces, how to measure them.
     figure : None
-        Two steps need no figure.
+        Two steps need no figure, but `workbook.plots.on_this_machine` takes one or None.
     """
+    # The functions below raise an error where one of these tables is missing.
     if not (here.has("layers") and here.has("collectives")):
         return NOTHING, None
     messages = _messages(here)
@@ -47,33 +50,39 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
     workload = here.profile(NETWORK).workload()
     default_s = _step_s(workload, communication, DEFAULT)
     best_s = _step_s(workload, communication, BEST)
-    recorded = [1e3 * running.iteration_s(plan) for plan in (DEFAULT, BEST)]
-    over = f"over {link_title(link)}"
-    # The link of the recording is only named if the prediction here has another one.
+    recorded_default_ms = 1e3 * running.iteration_s(DEFAULT)
+    recorded_best_ms = 1e3 * running.iteration_s(BEST)
+    # The link and the workers of the recording are named only if those of this machine differ.
     if (link, workers) == (LINK, WORKERS):
-        recorded_over = ""
+        recorded_where = ""
     else:
-        recorded_over = f", among {WORKERS} workers over {link_title(LINK)}"
+        recorded_where = f", among {WORKERS} workers over {link_title(LINK)}"
     sentence = (
-        f"For {network_title(NETWORK)} among {workers} workers {over}, with layers and messages as "
-        f"measured here, compute takes {1e3 * workload.compute_s:.0f} ms. A step is predicted to take "
-        f"{1e3 * default_s:.0f} ms with PyTorch's default buckets and {1e3 * best_s:.0f} ms with the "
-        f"best ones, a gain of {1 - best_s / default_s:.1%}. From the recording, {recorded[0]:.0f} "
-        f"and {recorded[1]:.0f} ms are predicted{recorded_over}."
+        f"For {network_title(NETWORK)} among {workers} workers over {link_title(link)}, with "
+        f"layers and messages as measured here, compute takes {1e3 * workload.compute_s:.0f} "
+        f"ms. A step is predicted to take {1e3 * default_s:.0f} ms with PyTorch's default "
+        f"buckets and {1e3 * best_s:.0f} ms with the best ones, a gain of "
+        f"{1 - best_s / default_s:.1%}. From the recording, "
+        f"{recorded_default_ms:.0f} and {recorded_best_ms:.0f} ms are predicted{recorded_where}."
     )
     return sentence, None
 
 
 def _messages(here: Source) -> tuple[str, int, Communication] | None:
-    """Return the link, the workers and the messages of the prediction.
+    """Return the link, the workers and what is known of their messages.
 
     The link and the workers are those of the running example, if they were measured here, or
-    else the first that were. The result is None if no all-reduce was measured.
+    else the first ones that were, in the alphabetical order of links. The result is None if no
+    all-reduce was measured.
     """
     # Without draws, costs have no intervals, which a predicted step does not need.
     calibration = Calibration.of(here.table("collectives"), draws=0)
-    # A key is a link, a number of workers and a collective.
-    measured = [key for key in calibration.known if key[2] == COLLECTIVE]
+    # Each key of the calibration is a link, a number of workers and a collective.
+    measured = []
+    for key in calibration.known:
+        _, _, collective = key
+        if collective == COLLECTIVE:
+            measured.append(key)
     if not measured:
         return None
     running = (LINK, WORKERS, COLLECTIVE)

@@ -45,10 +45,12 @@ def compare(
 ) -> Judged:
     """Judge the predictions of what was replayed and trained on this machine.
 
-    Replays and real training are judged apart, and real training is judged by paired
-    errors. Two kinds of cases are counted and not judged: trainings whose plan sends one
-    message, which test no model of overlap, and cases that other programs disturbed or the
-    processor limited.
+    A case is a network and a bucket plan over a link. To judge cases is to compare their
+    predicted steps with the measured ones. Replays and real training are judged apart. Real
+    training is judged by *paired* errors, of predictions with the compute time that the run
+    itself measured. Two kinds of cases are counted and not judged: trainings whose plan sends
+    one message, which test no model of overlap, and cases that other programs disturbed or
+    the processor limited.
 
     Parameters
     ----------
@@ -63,19 +65,22 @@ def compare(
         A sentence, a figure and the key numbers.
     """
     if not here.has("runs"):
-        return Judged(NOTHING, None, {})
-    # Disturbed cases are marked, so that they can be counted.
-    cases = judge(here, here, "table", marked=True)
+        return Judged(sentence=NOTHING, figure=None, numbers={})
+    # This machine has both the runs and the layer profiles from which they are predicted. The
+    # cost of a message is a table of measured medians, as in the lesson. Cases that are not
+    # judged are returned, too, with a mark, so that they can be counted.
+    cases = judge(measurements=here, profiles=here, form="table", marked=True)
+    # There is no case if no run has its layer profile here.
     if cases.empty:
-        return Judged(NOTHING, None, {})
-    undisturbed = cases[~cases["marked"]]
-    replays = undisturbed[undisturbed["kind"] == REPLAY]
-    trainings = undisturbed[undisturbed["kind"] == TRAINING]
-    one_message = sends_one_message(trainings)
-    singles = int(one_message.sum())
-    trainings = trainings[~one_message]
+        return Judged(sentence=NOTHING, figure=None, numbers={})
+    unmarked = cases[~cases["marked"]]
+    replays = unmarked[unmarked["kind"] == REPLAY]
+    trainings = unmarked[unmarked["kind"] == TRAINING]
+    is_single = sends_one_message(trainings)
+    singles = int(is_single.sum())
+    trainings = trainings[~is_single]
     marked = int(cases["marked"].sum())
-    sentence = _sentences(trainings, replays, singles, marked, len(cases))
+    sentence = _sentences(trainings, replays, singles, marked, total=len(cases))
     numbers = {
         **_training_numbers(trainings),
         **_replay_numbers(replays),
@@ -84,31 +89,38 @@ def compare(
         "sentence": sentence,
     }
     recorded_training = recorded_training[~sends_one_message(recorded_training)]
+    # Relative errors by the name of their row in the figure.
     errors = {
         "trainings,\nrecorded": recorded_training["model_paired_error"],
         "trainings,\nhere": trainings["model_paired_error"],
         "replays,\nrecorded": recorded_replays["model_error"],
         "replays,\nhere": replays["model_error"],
     }
-    return Judged(sentence, _figure(errors), numbers)
+    return Judged(sentence=sentence, figure=_figure(errors), numbers=numbers)
 
 
 def _sentences(
-    trainings: pd.DataFrame, replays: pd.DataFrame, singles: int, marked: int, n: int
+    trainings: pd.DataFrame,
+    replays: pd.DataFrame,
+    singles: int,
+    marked: int,
+    total: int,
 ) -> str:
     """Return the errors and the coverage in words.
+
+    Coverage is in how many cases the measured step lies in its predicted interval.
 
     Parameters
     ----------
     trainings, replays : DataFrame
-        The judged cases.
+        The judged cases. Each of the tables may have none, and is then left out.
     singles : int
         The number of trainings with one message, which are not judged.
     marked : int
         The number of cases that other programs disturbed or the processor limited, which
         are not judged.
-    n : int
-        The number of all cases.
+    total : int
+        The number of all cases, judged or not.
     """
     sentences = []
     if len(trainings):
@@ -124,7 +136,7 @@ def _sentences(
         sentences.append(_sentence("replays", "error", error, replays))
     if marked:
         sentences.append(
-            f"{marked} of {n} cases were disturbed by other programs or limited by the "
+            f"{marked} of {total} cases were disturbed by other programs or limited by the "
             "processor, and are not judged."
         )
     else:
@@ -133,7 +145,11 @@ def _sentences(
 
 
 def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
-    """Return the key numbers of real training, with none if there was no case."""
+    """Return the key numbers of real training by name, or an empty dict without a case.
+
+    An error, a coverage or a half-width is a share: 0.01 is 1%. A half-width is half of a
+    predicted interval over the predicted step, as the median over cases.
+    """
     if training.empty:
         return {}
     return {
@@ -148,7 +164,11 @@ def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
 
 
 def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
-    """Return the key numbers of replays, with none if there was no case."""
+    """Return the key numbers of replays by name, or an empty dict without a case.
+
+    An error, a coverage or a half-width is a share: 0.01 is 1%. A half-width is half of a
+    predicted interval over the predicted step, as the median over cases.
+    """
     if replays.empty:
         return {}
     return {
@@ -160,12 +180,14 @@ def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
 
 
 def _sentence(kind: str, quantity: str, error: float, cases: pd.DataFrame) -> str:
-    """Return what was run, the median error, and how many cases lie in their interval.
+    """Return the median error, what was run, and how many cases lie in their interval.
 
     Parameters
     ----------
-    kind, quantity : str
-        The plural of the kind of run, and the name of the error.
+    kind : str
+        The plural of the kind of run, "trainings" or "replays".
+    quantity : str
+        The name of the error, "paired error" or "error".
     error : float
         The median error, as a share.
     cases : DataFrame
@@ -173,6 +195,7 @@ def _sentence(kind: str, quantity: str, error: float, cases: pd.DataFrame) -> st
     """
     noun = kind if len(cases) > 1 else kind.removesuffix("s")
     links = _listed(cases["link"].map(link_title).unique())
+    # The half-width of an interval is a share of the predicted step.
     half_width = STATISTICS["half_width_share"](cases)
     return (
         f"The median {quantity} is {error:.1%} for {len(cases)} {noun} of "
@@ -187,7 +210,7 @@ def _networks(cases: pd.DataFrame) -> str:
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names in their order as "a, b and c"."""
+    """Return names, at least one, in their order as "a, b and c"."""
     *others, last = names
     if not others:
         return last
@@ -195,14 +218,16 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _figure(errors: dict[str, pd.Series]) -> Figure:
-    """Return a figure with a row of points for each kind of run that has cases.
+    """Return a figure with a row of points for each series that has cases.
 
-    ``errors`` has relative errors by the kind of run.
+    ``errors`` has a series of relative errors for each kind of run and machine.
     """
     rows = {}
     for name, shares in errors.items():
         if len(shares):
+            # The name of a row begins with the number of its cases.
             rows[f"{len(shares)} {name}"] = shares
+    # In inches: 0.9 for the axis and its label, and 0.5 for each row.
     figure, ax = plots.canvas(height=0.9 + 0.5 * len(rows))
     plots.error_rows(ax, rows, label=f"error of the step time, {ERROR}")
     return figure
