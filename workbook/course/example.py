@@ -81,9 +81,9 @@ class Example:
         return pd.DataFrame(rows)
 
     def iteration_s(self, plan: str, compute: str = PROFILED) -> float:
-        """Return the predicted iteration in seconds of one plan of `table`.
+        """Return the predicted iteration of one plan of `table`, in seconds.
 
-        ``compute`` is PROFILED or RESCALED, as in the table.
+        ``plan`` is one of PLANS, and ``compute`` is PROFILED or RESCALED.
 
         Raises
         ------

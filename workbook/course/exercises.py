@@ -96,9 +96,14 @@ class Judge:
     notebook : str
         The name of the notebook.
     names : dict
-        The global names of the notebook.
+        The global names of the notebook, which the code of a solution uses.
     folder : Path, optional
         The folder of solutions.
+
+    Attributes
+    ----------
+    solutions : dict of int to Solution
+        The hint, the solution's code and the explanation, by the number of the exercise.
     """
 
     def __init__(
@@ -181,7 +186,22 @@ class Judge:
 
 
 class Key(NamedTuple):
-    """What an answer is compared with, as the docstring of the module describes it."""
+    """What an answer is compared with, as the code of a solution sets it.
+
+    Attributes
+    ----------
+    answer : number, list, callable or str
+        The solution's own answer. A text has three points, each on a line.
+    expected : callable, optional
+        If the answer is a function, another function that returns what it should return.
+    cases : sequence of tuple
+        The arguments with which both functions are called, a tuple for each call.
+    wrong : sequence
+        Plausible wrong answers, which must be refused.
+    fault : callable, optional
+        If many answers are right, a function that returns what is wrong with an answer, or ""
+        for a right one.
+    """
 
     answer: Any
     expected: Any = None
@@ -210,8 +230,8 @@ class Key(NamedTuple):
 
         The subject of the sentence is the answer, as in "your answer is empty".
         """
-        # A reader's answer may be of any type, or a function that fails. What it raises is
-        # shown to the reader as its fault.
+        # A reader's answer may be of any type, or a function that fails. An error in it, or in
+        # the comparison with it, is shown to the reader as its fault.
         try:
             return self._fault_of(answer)
         except Exception as error:
@@ -258,7 +278,7 @@ def _difference(values: Any, expected: Any, tolerance: float) -> str:
     expected : ndarray, shape (n,)
         The right numbers.
     tolerance : float
-        The relative difference that is accepted.
+        The accepted difference, relative to the right number.
     """
     if values.shape != expected.shape:
         return f"has {values.size} of {expected.size} numbers"

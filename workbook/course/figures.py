@@ -138,7 +138,7 @@ def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None
     wait_begins = computing[:-1, 1]
     wait_ends = computing[1:, 0]
     for begin, end in zip(wait_begins, wait_ends, strict=True):
-        # Compute is in row 0. Its bars are 0.72 of a row high, half of which is below 0.
+        # The bars of compute are 0.72 high, and their middle is at 0.
         outline = ax.broken_barh([(begin, end - begin)], (-0.36, 0.72))
         outline.set(facecolor="white", edgecolor=edge, linestyle="--", linewidth=1.2)
         text = f"exposed\n{end - begin:.0f} {unit}"

@@ -89,6 +89,7 @@ def validate(**given: Any) -> None:
         if name not in given:
             continue
         value = given[name]
+        # Each entry is a function that returns the allowed values of a parameter.
         allowed = [*CHOICES[name](given)]
         items = value if isinstance(value, list) else [value]
         # An empty list is refused, because a notebook would have nothing to show.

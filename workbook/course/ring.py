@@ -47,7 +47,7 @@ def passes(ranks: int) -> pd.DataFrame:
     """
     rows = []
     # summed[rank, piece] is of how many ranks the piece on this rank is the sum. At first each
-    # piece is the rank's own.
+    # piece is the rank's own, which counts as the sum of one rank.
     summed = np.ones((ranks, ranks), dtype=int)
     for step in range(COLLECTIVES["all_reduce"].steps(ranks)):
         before = summed.copy()
@@ -56,14 +56,13 @@ def passes(ranks: int) -> pd.DataFrame:
         for rank in range(ranks):
             # The last rank sends to rank 0.
             to = (rank + 1) % ranks
-            # In step 0 each rank sends the piece of its own number. Then it always sends the
-            # piece that it received in the step before, which has the next lower number.
+            # In step 0 each rank sends the piece of its own number. In each later step it sends
+            # the piece that it received in the step before, whose number is one lower.
             piece = (rank - step) % ranks
             # All ranks send at the same time, so that each sends what it had before the step.
             passed = int(before[rank, piece])
-            summed[to, piece] = passed
-            if adds:
-                summed[to, piece] += before[to, piece]
+            kept = int(before[to, piece]) if adds else 0
+            summed[to, piece] = passed + kept
             rows.append(
                 {
                     "step": step,
@@ -92,7 +91,7 @@ def _summed_before(passed: pd.DataFrame, ranks: int) -> list[NDArray[np.int_]]:
     list of ndarray, shape (ranks, pieces)
         For each step the numbers before it, and at last the numbers after the last step.
     """
-    # At first each piece is the rank's own.
+    # At first each piece is the rank's own, which counts as the sum of one rank.
     state = np.ones((ranks, ranks), dtype=int)
     states = [state]
     for _, rows in passed.groupby("step"):

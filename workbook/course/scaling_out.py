@@ -66,14 +66,17 @@ def all_reduces() -> pd.DataFrame:
 
 @cache
 def predicted() -> Scaling:
-    """Return the steps on 25, 50 and 100 nodes as predicted from the steps on up to 10.
+    """Return the steps on 25, 50 and 100 nodes as predicted from the steps on up to SHOWN_NODES.
 
-    The result also says whether a scaling factor of 0.8 is met on 100 nodes.
+    The result also says whether a scaling factor of 0.8 is met on 100 nodes, and how long a step
+    would take if nothing but messages lengthened it.
     """
     frame = steps()
     return scale(
         frame[frame["nodes"] <= SHOWN_NODES],
-        [25, 50, 100],
+        # Steps were measured on these nodes, too, with which the prediction is compared.
+        nodes=[25, 50, 100],
+        # The gradients and the all-reduces are those of the messages alone.
         workload=weather_model(),
         collectives=all_reduces(),
         wish=0.8,
@@ -104,9 +107,9 @@ def osf_factor(nodes: int) -> float:
     line = fit(
         "alpha_beta", fitted["bytes"].to_numpy(float), fitted["seconds"].to_numpy()
     ).cost
-    # By Eq 7, each of N ranks sends 2 (N - 1) / N times the bytes of a gradient, and the
-    # start-up does not depend on N. The line was fitted to the 32 ranks of 8 nodes, so that its
-    # time of a byte is multiplied by the ratio of this factor for N ranks to that for 32 ranks.
+    # By Eq 7, the start-up does not depend on the number N of ranks, and the time of a byte is
+    # proportional to (N - 1) / N. The line was fitted to 32 ranks on 8 nodes. Its time of a byte
+    # is therefore divided by 31 / 32 and multiplied by (N - 1) / N.
     ranks = 4 * nodes
     growth = ((ranks - 1) / ranks) / (31 / 32)
     model = weather_model()
@@ -128,13 +131,14 @@ def numbers() -> pd.DataFrame:
         One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. Steps were
         measured on all of them, but only those on up to SHOWN_NODES nodes are given to the
         prediction, for which ``shown`` is true. ``reconstructed`` is true on 100 nodes, where
-        some steps had half a batch, and the measured step is computed as if all were whole.
+        some steps had half a batch, and the measured step is computed as if all batches were
+        whole.
 
         All other columns are scaling factors, NaN where there is none. ``measured`` follows
-        from the measured steps. ``model`` is predicted, with its interval ``lower`` to
-        ``upper``, and ``log2`` and ``linear`` are predicted by two rival laws. They are given
-        where ``shown`` is false. ``messages_alone`` is as if nothing but messages lengthened
-        the step, and is given where several nodes exchange messages.
+        from the measured steps. Where ``shown`` is false, ``model`` is the prediction with its
+        interval from ``lower`` to ``upper``, and ``log2`` and ``linear`` are the predictions
+        of two rival laws. On several nodes, ``messages_alone`` is the factor if nothing but
+        messages lengthened the step.
     """
     result = predicted()
     measured = measured_factors()
@@ -143,19 +147,21 @@ def numbers() -> pd.DataFrame:
     rows = []
     # The rival laws are curves over the numbers of nodes.
     curves = show.scaling_curves(result).set_index("nodes")
+    # A count is a number of GPUs on a number of nodes, with a measured or a predicted step.
     for count in result.counts:
         row: dict[str, object] = {
             "gpus": count.gpus,
             "nodes": count.nodes,
             "measured": measured[count.gpus],
-            # The prediction counts as measured only those steps that it was given.
+            # For the prediction, only the steps that it was given are measured.
             "shown": count.measured,
             "reconstructed": count.nodes == 100,
         }
         # The tables have no all-reduces on a single node, for which this is None.
         if count.only_messages_step_s is not None:
             row["messages_alone"] = one_gpu_s / count.only_messages_step_s
-        # Every predicted count has an interval. Only that of a measured count can be None.
+        # A count that was not measured has an interval, which the second condition tells the
+        # type checker.
         if not count.measured and count.scaling_factor_interval is not None:
             row["model"] = count.scaling_factor
             row["lower"], row["upper"] = count.scaling_factor_interval
@@ -210,8 +216,10 @@ def draw() -> Figure:
     # To the right of this line, everything is predicted.
     ax.axvline(anchor_gpus, color=SOFT, linewidth=0.7, linestyle=":")
     ax.set_ylim(0.3, 1.05)
+    # `scaling_factors` has drawn a legend without the markers that were added here.
     ax.legend(loc="lower left", ncols=2)
-    # The target is the largest count, 400 GPUs. Its interval is known, because it is predicted.
+    # The target is the largest count, 400 GPUs. It is predicted, so that it has an interval,
+    # and NaN only satisfies the type checker.
     target = result.target
     low, high = target.scaling_factor_interval or (np.nan, np.nan)
     plots.heading(

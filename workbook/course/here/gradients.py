@@ -51,7 +51,7 @@ def compare(
         from the recording and from this machine. None if the layers of the network were
         not measured here.
     """
-    # `networks` needs a table of layers.
+    # Without a table of layers, `networks` would raise an error.
     if not (here.has("layers") and network in here.networks()):
         because = f" ({problem})" if problem else ""
         return f"Nothing was measured on this page{because}. {HOW_TO_MEASURE}", None
@@ -78,7 +78,7 @@ def _about_rate(network: str, here: Source) -> str:
     shares = machines.kernel_shares({"here": here}, [network])
     # The other rows are products of matrices and copies.
     steps = shares[shares["kernel"].str.startswith("step")]
-    # There are several steps only if several batches or precisions were measured.
+    # There are several steps if several batches or precisions were measured. The first counts.
     share = steps["share"].iloc[0]
     return (
         f"The step reaches {share:.0%} of the rate of the fastest product timed here."

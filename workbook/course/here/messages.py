@@ -111,10 +111,10 @@ def compare(
 
 
 def _by_link(tables: Source) -> dict[tuple[str, int], Timed]:
-    """Return the timed all-reduces by link and number of workers, none without a table.
+    """Return the timed all-reduces by link and number of workers, as far as they are compared.
 
-    They are compared by a line through their times, which needs two sizes. A link with one size
-    is therefore left out.
+    The comparison needs a line through the times, and a line needs two sizes. All-reduces of a
+    single size are therefore left out. The result is empty if nothing was timed.
     """
     if not tables.has("collectives"):
         return {}
@@ -175,10 +175,11 @@ def _figure(key: tuple[str, int], measured: Timed, recorded: Timed) -> Figure:
     }
     figure, ax = plots.canvas(height=3.6)
     plots.cost_fit(ax, fits)
-    # `cost_fit` draws the medians first, and calls them "measured", as those of this machine
-    # are called below.
+    # `cost_fit` draws the medians of the recording first, and labels them "measured". The new
+    # label tells them from those that are measured here.
     ax.lines[0].set_label("recorded, median")
-    # `cost_fit` draws times in the unit that suits the recorded medians.
+    # `cost_fit` draws times in the unit that suits the recorded medians. Seconds times
+    # ``scale`` are times in this unit.
     scale, _ = time_unit(recorded.medians)
     sizes = measured.medians.index
     plots.points(ax, sizes, scale * measured.medians, MEASURED_HERE, size=5)

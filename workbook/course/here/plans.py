@@ -54,6 +54,7 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
     if not _was_replayed(here):
         return NOTHING, None
     ratios_here = ratios(here)
+    # Some replays cannot be compared, such as those that other programs disturbed.
     if ratios_here.empty:
         return NOT_COMPARED, None
     # Of rows with the same network, link, workers and plan, the first one is kept.
@@ -119,16 +120,16 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
         )
     # The sentence is about the network of the running example, if it was replayed here.
     examples = defaults[defaults["network"] == NETWORK]
-    told = defaults.iloc[0]
+    chosen = defaults.iloc[0]
     if len(examples):
-        told = examples.iloc[0]
+        chosen = examples.iloc[0]
     sentence = (
-        f"Among {told['workers']} workers over {link_title(told['link'])}, a replayed "
-        f"step of {network_title(told['network'])} takes {told['ratio']:.2f} times as "
+        f"Among {chosen['workers']} workers over {link_title(chosen['link'])}, a replayed "
+        f"step of {network_title(chosen['network'])} takes {chosen['ratio']:.2f} times as "
         "long under PyTorch's default as under the best plan"
     )
     # The merge keeps the recorded row with the same network, link and workers, if any.
-    same_case = told[PLACE].to_frame().T
+    same_case = chosen[PLACE].to_frame().T
     same_recorded = recorded[recorded["other"] == DEFAULT].merge(same_case)
     if len(same_recorded):
         sentence += f" (recorded: {same_recorded['ratio'].iloc[0]:.2f} times)"
@@ -157,12 +158,16 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
     plans = [str(plan) for plan in medians.sort_values().index]
     # Each case has its network, link and workers, and its rows of the table.
     cases = list(ratios_here.groupby(PLACE, sort=False))
+    # At most COLUMNS panels stand side by side.
     columns = min(COLUMNS, len(cases))
     rows = math.ceil(len(cases) / columns)
+    # In inches: 1.2 for the heading and the axis of a panel, and 0.28 for each plan.
+    panel_height = 1.2 + 0.28 * len(plans)
+    # `sheet` adds a legend of all panels at the end.
     with plots.sheet(
         columns=columns,
         rows=rows,
-        height=rows * (1.2 + 0.28 * len(plans)),
+        height=rows * panel_height,
         sharex=True,
         sharey=True,
         squeeze=False,

@@ -90,6 +90,7 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
         return nothing
     # Without draws, costs have no intervals, which no error needs.
     calibration = Calibration.of(tables.table("collectives"), draws=0)
+    # A step is predicted from the cost of all-reduces over this link among so many workers.
     if (link, workers, "all_reduce") not in calibration.known:
         return nothing
     cost = calibration.between(link, workers).cost

@@ -169,7 +169,7 @@ def _figure(both: pd.DataFrame) -> Figure:
         # a row, and this machine a little below.
         _draw(ax, of_panel, "recorded", RECORDED, offset=-0.14)
         _draw(ax, of_panel, "here", HERE, offset=0.14)
-        # Small messages take many times as long.
+        # Small messages take many times as long, for which the axis is logarithmic.
         if slowed == OF_MESSAGES:
             ax.set_xscale("log")
             plain_log_ticks(ax.xaxis)
@@ -184,14 +184,12 @@ def _draw(
 ) -> None:
     """Draw the ratios of one machine with their intervals.
 
-    ``where`` is how the columns of the machine end, "here" or "recorded". They are drawn at
-    ``offset`` from the middle of each row of the figure.
+    ``where`` is how the columns of the machine end, "here" or "recorded". The ratios are drawn
+    at ``offset`` from the middle of each row of the figure.
     """
-    heights = [row + offset for row in range(len(rows))]
-    ax.hlines(
-        heights, rows[f"lower_{where}"], rows[f"upper_{where}"], color=style.color
-    )
-    plots.points(ax, rows[f"ratio_{where}"], heights, style, size=5)
+    y = [row + offset for row in range(len(rows))]
+    ax.hlines(y, rows[f"lower_{where}"], rows[f"upper_{where}"], color=style.color)
+    plots.points(ax, rows[f"ratio_{where}"], y, style, size=5)
 
 
 def _size(n_bytes: int) -> str:

@@ -147,8 +147,9 @@ def _sentences(
 def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
     """Return the key numbers of real training by name, or an empty dict without a case.
 
-    An error, a coverage or a half-width is a share: 0.01 is 1%. A half-width is half of a
-    predicted interval over the predicted step, as the median over cases.
+    Errors, coverages and half-widths are shares: 0.01 is 1%. The coverage is the share of cases
+    whose measured step lies in its predicted interval. The half-width is half of this interval
+    over the predicted step, as the median over cases.
     """
     if training.empty:
         return {}
@@ -166,8 +167,9 @@ def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
 def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
     """Return the key numbers of replays by name, or an empty dict without a case.
 
-    An error, a coverage or a half-width is a share: 0.01 is 1%. A half-width is half of a
-    predicted interval over the predicted step, as the median over cases.
+    Errors, coverages and half-widths are shares: 0.01 is 1%. The coverage is the share of cases
+    whose measured step lies in its predicted interval. The half-width is half of this interval
+    over the predicted step, as the median over cases.
     """
     if replays.empty:
         return {}
