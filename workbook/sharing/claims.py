@@ -31,18 +31,21 @@ REGISTERING = (fig01, fig02, fig03, fig04, fig05, fig06, fig07, fig08, tables)
 def _backward_flop() -> Result:
     """Count the FLOP of a backward pass over those of the forward pass.
 
-    Each of the two gradients of a layer costs as much as its forward pass, but the first
-    layer needs only one of them.
+    A layer computes two gradients, that of its weights and that of its input. Each costs as
+    much as the layer's forward pass. The first layer needs no gradient of its input.
     """
     recordings = source.recordings("layers").values()
     profiles = pd.concat([recording.table("layers") for recording in recordings])
+    # The first level of the index has the paper's names of networks.
     names = [specs.network_named(name) for name in throughput().index.levels[0]]
     of_paper = profiles[profiles["network"].isin(names)]
+    # Tensors without FLOP, such as biases, would hide the first layer.
     rows = of_paper.query("ranks == 1 and flops > 0")
-    # Of each batch alone: the first layer has its share of the FLOP of its own batch.
+    # FLOP grow with the batch, so that each batch is a profile of its own.
     profile = ["network", "machine", "device", "precision", "batch"]
-    by_profile = rows.groupby(profile)["flops"]
-    # Two gradients for each layer but the first, whose share of the FLOP is taken off.
-    ratios = 2 - by_profile.first() / by_profile.sum()
+    # The rows of a profile are in forward order, so that its first layer comes first.
+    forward_flops = rows.groupby(profile)["flops"]
+    # (2 x FLOP of all layers - FLOP of the first layer) / FLOP of all layers
+    ratios = 2 - forward_flops.first() / forward_flops.sum()
     networks = ", ".join(ratios.index.unique("network"))
     return counted(ratios, f"matrix products, as PyTorch counts them in {networks}")

@@ -90,7 +90,8 @@ def compute_to_communication(
 
     Notes
     -----
-    3 B C / (2 D)
+    3 B C / (2 D). The backward pass has about twice the FLOP of the forward pass, so that both
+    have 3 C for each image. The D parameters are sent, and as many are received.
     """
     return 3 * batch * forward_flops / (2 * parameters)
 
@@ -105,12 +106,16 @@ def vit_flops() -> float:
 
     Notes
     -----
-    A layer has, for each token, 4 width^2 multiply-adds for the query, the key, the value
-    and the projection, 2 width mlp for the two products of the MLP, and 2 tokens width
-    for the scores and their application.
+    For each token, one of the 12 layers has
+
+    * 4 width^2 multiply-adds for the query, the key, the value and the projection,
+    * 2 width mlp multiply-adds for the two products of the MLP, and
+    * 2 tokens width multiply-adds for the scores of attention and their application.
+
+    The embedding of the patches comes before the layers, and the classifier after them.
     """
+    # A patch has 16 x 16 pixels of three channels.
     patches = (224 // 16) ** 2
-    # A patch has three channels.
     patch_values = 3 * 16 * 16
     width = 768
     mlp = 3072
@@ -119,4 +124,8 @@ def vit_flops() -> float:
     # The class token is added to the patches.
     tokens = patches + 1
     layer = tokens * (4 * width * width + 2 * width * mlp + 2 * tokens * width)
-    return 2.0 * (patches * patch_values * width + layers * layer + width * classes)
+    embedding = patches * patch_values * width
+    # Only the class token is classified.
+    classifier = width * classes
+    multiply_adds = embedding + layers * layer + classifier
+    return 2.0 * multiply_adds

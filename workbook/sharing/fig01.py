@@ -36,31 +36,39 @@ def numbers(tables: Tables) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each control, with the ``level`` at which it acts, the ``outcome``,
-        which says whether the machine offers it, the ``reason`` why not, and the values
-        that were ``read_back``. Without a recording there is a single row that says so.
+        A row for each ``control``, such as "gloo threads", with the ``level`` at which it
+        acts, the ``outcome``, which says whether the machine offers it, the ``reason`` why
+        not, and the values that were ``read_back``. Without a recording there is a single row
+        that says so, and no column ``read_back``.
     """
     # The table "controls" says which controls a machine offers, and the table "control" has
-    # what was read back once each was set.
+    # what was read back once each was set. The figure needs both.
     if not {"control", "controls"} <= tables.keys():
         return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=COLUMNS)
     table = tables["controls"][COLUMNS]
-    # A control may have a longer name than READ_BACK has, such as "gloo threads".
+    # The keys of READ_BACK are words of the controls' names: "gloo threads" has "threads". Of
+    # a control without such a word, nothing was read back.
     control = table["control"].str.extract(f"({'|'.join(READ_BACK)})", expand=False)
     return table.assign(read_back=control.map(measured(tables)).fillna(""))
 
 
 def measured(tables: Tables) -> dict[str, str]:
-    """Return by control the values that were read back once it was set.
+    """Return the values that were read back once a control was set.
 
     Parameters
     ----------
     tables : Tables
         What a machine measured, with the table "control".
+
+    Returns
+    -------
+    dict of str to str
+        By the keys of READ_BACK, the different values, separated by semicolons.
     """
     applied = tables["control"].query("outcome == 'applied'")
     values_by_control = {}
     for control, columns in READ_BACK.items():
+        # A policy and its nice value together are one value, such as "SCHED_OTHER 10".
         values = set(applied[columns].astype(str).agg(" ".join, axis=1))
         values_by_control[control] = "; ".join(sorted(values - {"0"}))
     return values_by_control
@@ -69,11 +77,12 @@ def measured(tables: Tables) -> dict[str, str]:
 def alike(table: pd.DataFrame) -> pd.DataFrame:
     """Return the table of `numbers` as readers see it.
 
-    Controls that have all other columns in common share a row. The heads of the columns
-    are words, and a reason "none" is left out.
+    Controls that have all other columns in common share a row. The columns have the names of
+    HEADS, and a reason "none" is left out.
     """
     common = [name for name in table if name != "control"]
     controls = table.groupby(common, sort=False)["control"].agg(", ".join)
+    # The columns get their order in ``table`` back.
     shown = controls.reset_index()[list(table)]
     shown["reason"] = shown["reason"].replace("none", "")
     return shown.rename(columns=HEADS)

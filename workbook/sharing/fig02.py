@@ -30,14 +30,18 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def measured(tables: Tables) -> list[pd.DataFrame]:
-    """Return `shown.cells` of each link on which the default was measured."""
+    """Return `shown.cells` of the ratios on each link.
+
+    Links on which the default was not measured are left out.
+    """
     maps = []
     for link, rows in by_link(tables, "messages"):
         rows = rows[rows["bytes"] == LARGE_BYTES]
+        # Without the default there is nothing to compare with.
         if default_of(rows):
             # All rows are of one link and size, so that no columns tell cases apart.
-            by_round = over_default(rows, "seconds", [])
-            ratios = summed(by_round, ["configuration"], "ratio")
+            by_round = over_default(rows, value="seconds", keys=[])
+            ratios = summed(by_round, keys=["configuration"], value="ratio")
             maps.append(shown.cells(link, ratios, "ratio"))
     return maps
 
@@ -54,7 +58,10 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a heat map of the paper, and one of each link.
+    """Draw a heat map of the paper's ratios, and one of those on each link.
+
+    The title has the largest ratio of the paper, and the largest that was measured, if any
+    was.
 
     Parameters
     ----------
@@ -62,6 +69,7 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     times = panels(tables)
+    # Ratios have a logarithmic scale of colours.
     figure = plots.heat_maps(
         shown.maps(times), label="time relative to the default", height=3.3, log=True
     )
@@ -70,7 +78,7 @@ def draw(tables: Tables) -> Figure:
         f"The slowest configuration takes {paper:.2f} times as long as the default in "
         "the paper"
     )
-    # There is no number of ours without a recording, else a single one.
+    # ``ours`` is empty without a recording, else it has the largest ratio of all links.
     for ratio in ours:
         message += f", and {ratio:.2f} times in our measurements"
     plots.title(figure, message)
@@ -81,9 +89,10 @@ def draw(tables: Tables) -> Figure:
 
 
 def _relative_time(configuration: str) -> Floats:
-    """Return the least and the most that an all-reduce takes over the default, shape (2,).
+    """Return the least and the largest time of an all-reduce over the default's, shape (2,).
 
-    They are the ends of the rounding of a number of figure 2.
+    Figure 2 prints the ratio with two decimals. The two ratios are the ends of the interval
+    that is rounded to it.
     """
     return float(relative_times()[configuration]) + ROUNDING
 
@@ -95,12 +104,15 @@ def _allreduce_speedup(configuration: str) -> Result:
 
     The text speaks of a speedup, but its number is that of the time saved (erratum 1).
     """
-    # `gain` compares speeds, which are the reciprocals of the times. The default takes 1.
+    # The mean of the ends is the printed ratio.
     ends = _relative_time(configuration)
-    speedup = equations.gain(1.0, ends.mean())
+    printed = ends.mean()
+    # A speed is 1 over a time, and the default's time is 1. The gain in speed is therefore
+    # 1 / time - 1, which is gain(1.0, time).
+    speedup = equations.gain(1.0, printed)
     note = (
-        f"{ends.mean():.2f} of the time is a speedup of {speedup:.1%}; "
-        f"{1 - ends.mean():.0%} are the time saved: an error of wording (erratum 1)"
+        f"{printed:.2f} of the time is a speedup of {speedup:.1%}; "
+        f"{1 - printed:.0%} are the time saved: an error of wording (erratum 1)"
     )
     gained_percent = [100 * equations.gain(1.0, time) for time in ends]
     readings = {
@@ -120,7 +132,8 @@ def _least_resources() -> Result:
     """Return how much longer 1x64 takes than each of its two neighbours, in per cent."""
     percents = []
     for neighbour in ("1x128", "2x64"):
-        # The least quotient has the largest divisor.
+        # Each time is the least and then the largest. The least ratio is the least time over
+        # the largest of the neighbour, whose two times are therefore exchanged.
         ratios = _relative_time("1x64") / _relative_time(neighbour)[::-1]
         percents.append(100 * (ratios - 1))
     return own(percents, "from Fig 2, against 1x128 and against 2x64, as rounded")
@@ -128,12 +141,19 @@ def _least_resources() -> Result:
 
 @check("sharing-conclusion-last")
 def _last_allreduce() -> Result:
-    """Return how much longer 4x512 takes than each other configuration."""
+    """Return the time of an all-reduce with the most resources over that with fewer.
+
+    The paper concludes that the last all-reduce should get as much resources as possible,
+    which are those of 4x512. There is a ratio for each of the other configurations.
+    """
     times = relative_times()
-    slowest = times["4x512"]
+    most_resources = times["4x512"]
     others = times.drop("4x512")
-    # ROUNDING is negative and then positive. The least quotient has the largest divisor.
-    least, most = ((slowest + half) / (others - half) for half in ROUNDING)
+    # The first rounding error is negative, and makes the dividend least and the divisor
+    # largest. The second one is positive, and makes the ratio largest.
+    least, most = ((most_resources + error) / (others - error) for error in ROUNDING)
+    # Another section wants the fastest configuration for the last all-reduce instead of the
+    # one with the most resources. The note names the fastest one of figure 2.
     note = (
         "from Fig 2, 25 MB; Section 4.3.1 wants what 'finishes fastest': "
         f"{times.idxmin()}"

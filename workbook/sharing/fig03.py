@@ -26,7 +26,7 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def _with_ratio(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return kernels with ``ratio``, their time during messages over that alone."""
+    """Return rows of kernels with ``ratio``, their time during messages over that alone."""
     ratio = kernels["kernel_beside_s"] / kernels["kernel_alone_s"]
     return kernels.assign(ratio=ratio)
 
@@ -43,6 +43,9 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 def numbers(tables: Tables) -> pd.DataFrame:
     """Return what the figure's CSV holds, with a panel for each of the paper's kernels.
 
+    The panel of a kernel has a row for each number of blocks, and a column for each number
+    of threads. The panel of a link has a row for each kernel, as it is drawn.
+
     Parameters
     ----------
     tables : Tables
@@ -56,7 +59,10 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw a heat map of the paper, and one of each link.
+    """Draw a heat map of the paper's ratios, and one of those on each link.
+
+    The title has the largest ratio of the paper, and the largest that was measured, if any
+    was.
 
     Parameters
     ----------
@@ -75,7 +81,7 @@ def draw(tables: Tables) -> Figure:
     message = (
         f"During an all-reduce the paper's kernels take up to {paper:.1f} times as long"
     )
-    # There is no number of ours without a recording, else a single one.
+    # ``ours`` is empty without a recording, else it has the largest ratio of all links.
     for ratio in ours:
         message += f", and ours up to {ratio:.1f} times as long"
     plots.title(figure, message)
@@ -91,12 +97,12 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
     Parameters
     ----------
     blocks, threads : int
-        The configuration of the all-reduce.
+        The blocks of the all-reduce, and the threads of each block.
 
     Returns
     -------
     Series
-        Ratios by kernel: 1.1 is a tenth longer.
+        By kernel, its time during the all-reduce over its time alone: 1.1 is a tenth longer.
     """
     rows = paper_table("sharing", "fig03").set_index("kernel")
     return rows.query("blocks == @blocks and threads == @threads")["slowdown"]
@@ -104,9 +110,9 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
 
 @check("sharing-slower-kernels")
 def _slower_kernels() -> Result:
-    """Return the printed slowdowns by the default, and in the note those of cores.
+    """Return the slowdowns that figure 3 prints for the default configuration, 2x256.
 
-    The slowdowns of processor cores were measured here.
+    The note adds the slowdowns of kernels on processor cores, which were measured here.
     """
     ranges = []
     for recording, ratios in _recorded_slowdowns().items():
@@ -122,33 +128,44 @@ def _slower_kernels() -> Result:
 def _recorded_slowdowns() -> dict[str, pd.Series]:
     """Return the slowdowns of kernels on processors during an all-reduce of gloo.
 
-    They are by the name of the recording. Those of a grid of configurations are medians
-    over rounds.
+    Returns
+    -------
+    dict of str to Series
+        By the name of the recording, the slowdown of each kernel in each measured case: 1.1
+        is a tenth longer.
     """
     by_recording = {}
+    # First the recordings of kernels beside different kinds of communication, of which only
+    # gloo's counts. `compare.slowdowns` returns medians.
     for machine, recording in source.recordings("contention").items():
         rows = compare.slowdowns(recording.table("contention"))
         by_gloo = rows.query("communication == 'gloo'")
         # A single GPU has a stand-in beside its kernels, and no all-reduce.
         if len(by_gloo):
             by_recording[machine] = by_gloo["slowdown"]
+    # Then the recordings of kernels under a grid of gloo's configurations.
     for directory in sorted(places.RECORDED.glob("*/sharing*")):
         grid = source.Source((directory,))
         if grid.has("sharing_kernels"):
             kernels = _with_ratio(grid.table("sharing_kernels"))
             cells = kernels.groupby(["kernel", "link", "configuration"])
             name = f"{directory.parent.name}, {directory.name}"
+            # A case is measured in several rounds.
             by_recording[name] = cells["ratio"].median()
     return by_recording
 
 
 @check("sharing-fig03-default-min", 0)
 @check("sharing-fig03-default-max", -1)
-def _kernel_extreme(rank: int) -> Result:
-    """Return the slowdown of a kernel under the default, 0 for the least, -1 the most."""
+def _kernel_extreme(position: int) -> Result:
+    """Return the slowdown of one kernel under the default, within its rounding.
+
+    ``position`` is that of the kernel in ascending order of slowdown: 0 for the least
+    slowdown, and -1 for the largest.
+    """
     ascending = slowdowns(2, 256).sort_values()
-    note = f"from the cells of Fig 3: {ascending.index[rank]}"
-    return own([ascending.iloc[rank] + ROUNDING], note)
+    note = f"from the cells of Fig 3: {ascending.index[position]}"
+    return own([ascending.iloc[position] + ROUNDING], note)
 
 
 @check(
@@ -161,9 +178,13 @@ def _kernel_extreme(rank: int) -> Result:
 )
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
-    """Return the largest slowdown of some kernels under 1x64, in per cent."""
+    """Return the largest slowdown of some kernels under 1x64, in per cent.
+
+    The paper states a bound on these slowdowns. ``kernels`` are their names in figure 3.
+    """
     ratios = slowdowns(1, 64)[list(kernels)]
     largest = ratios.max()
+    # All ratios between these two are printed as the largest one is.
     ends = largest + ROUNDING
     ends_listed = " to ".join(f"{share:.1%}" for share in ends - 1)
     names = " and ".join(ratios.index[ratios == largest])

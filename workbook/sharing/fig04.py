@@ -24,6 +24,7 @@ def panels(tables: Tables) -> pd.DataFrame:
     The panels are the gains that figure 4 prints, those that figure 8 prints of the same
     training, and those measured on each link.
     """
+    # RESNET is the training that figure 4 shows.
     network, batch = RESNET
     printed = gains()
     is_same = (printed["network"] == network) & (printed["batch"] == batch)
@@ -35,7 +36,10 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def measured(tables: Tables) -> list[pd.DataFrame]:
-    """Return `shown.cells` of each link, at the batch with the most rows."""
+    """Return `shown.cells` of ResNet-18's gains on each link.
+
+    They are at the batch with the most configurations. Links without ResNet-18 are left out.
+    """
     maps = []
     for link, rows in by_link(tables, "iterations"):
         resnet = resnet_gains(rows)
@@ -56,7 +60,10 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw heat maps of figures 4 and 8, and one of each link.
+    """Draw heat maps of figure 4, of figure 8, and of the gains on each link.
+
+    The title says by how much figures 4 and 8 differ, although both print the gains of the
+    same training.
 
     Parameters
     ----------
@@ -64,16 +71,18 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     table = panels(tables)
+    # The text after the name of a panel lets its heading count the gains.
     figure = plots.heat_maps(
-        shown.maps(table, ":\n"),
+        shown.maps(table, between=":\n"),
         label="gain over the default [%]",
         form="{:+.1f}",
         columns=3,
         height=2.9,
     )
+    # A row for each configuration, named by blocks and threads, and a column for each figure.
     paper = table[table["panel"].str.startswith("paper")]
     both = paper.set_index(["panel", "row", "column"])["value"].unstack("panel")
-    # The default gains nothing in either figure.
+    # The default gains nothing in either figure, so that its difference of 0 says nothing.
     both = both.drop((2, 256))
     differences = (both["paper, fig 8"] - both["paper, fig 4"]).abs()
     message = (
@@ -91,16 +100,20 @@ check("sharing-fig04-best", "ResNet-18", 32, "1x256")(implied.gain)
 
 @check("sharing-fig04-like-fig03")
 def _alike() -> Result:
-    """Correlate the gains of figure 4 with how little each kernel of figure 3 slows."""
+    """Correlate the gains of figure 4 with how little each kernel of figure 3 slows.
+
+    The paper says that the heat map of figure 4 is similar to those of figure 3.
+    """
     configuration = ["blocks", "threads"]
     gain = paper_table("sharing", "fig04").set_index(configuration)["gain_percent"]
     kernels = paper_table("sharing", "fig03")
     wide = kernels.pivot(index=configuration, columns="kernel", values="slowdown")
+    # A large slowdown should go with a small gain, so that the sign is turned.
     correlations = -wide.corrwith(gain, method="spearman")
     listed = ", ".join(
         f"{kernel} {value:.2f}" for kernel, value in correlations.items()
     )
-    # By the claim, "similar" is a correlation of a half or more.
+    # In our reading of the claim, "similar" is a correlation of a half or more.
     n_short = (correlations < 0.5).sum()
     note = f"Spearman's, over {len(gain)} cells; {n_short} fall short: {listed}"
     readings = {

@@ -42,7 +42,7 @@ def timelines(tables: Tables) -> list[Group]:
 
 
 def simulated() -> Group:
-    """Return the timelines of the paper's GPUs by the model."""
+    """Return the timelines of the paper's GPUs by the model, one for each of ROLES."""
     # In the model "both", compute and messages slow each other down.
     fitted = model.fitted("both")
     network, batch = RESNET
@@ -57,8 +57,8 @@ def simulated() -> Group:
 def measured(tables: Tables) -> list[Group]:
     """Return the timelines of each link on which all ROLES were recorded.
 
-    The best configuration is that of the odd rounds, as in figures 6 and 7. An emulated
-    link has no timeline.
+    The best configuration is the one with the largest gain in the odd rounds, as in figures
+    6 and 7. Emulated links are left out.
 
     Parameters
     ----------
@@ -68,19 +68,24 @@ def measured(tables: Tables) -> list[Group]:
     if "spans" not in tables:
         return []
     groups = []
+    # Iterations choose the configurations, and spans have their timelines.
     for link, rows in by_link(tables, "iterations"):
         odd_rounds = rows[rows["repeat"] % 2 == 1]
         # The paper gives all messages the same resources. Others are left out.
         gains = one_group(resnet_gains(odd_rounds))
         if link.startswith("emulated") or gains.empty:
             continue
+        # In the order of ROLES.
         configurations = (
             default_of(gains),
             gains.loc[gains["gain"].idxmax(), "configuration"],
+            # The one with the fewest resources.
             min(gains["configuration"], key=least_first),
         )
-        # All gains are of one network and batch, so that any row says which spans they are.
+        # All gains are of one network, batch, plan and link, so that any row says which spans
+        # belong to them.
         recorded = _first_timelines(of_cell(tables["spans"], gains.iloc[0]))
+        # Spans may have been kept of some configurations only.
         if set(configurations) <= recorded.keys():
             group = {
                 f"{link}, {role}: {name}": recorded[name]
@@ -91,8 +96,11 @@ def measured(tables: Tables) -> list[Group]:
 
 
 def _first_timelines(spans: pd.DataFrame) -> dict[str, Timeline]:
-    """Return the timeline of each configuration in the first session that has it."""
-    # A task of the same rank that comes again is of a later session.
+    """Return the timeline of each configuration in the first session that has it.
+
+    ``spans`` has a row for each task of a timeline, of one network, batch, plan and link.
+    """
+    # A timeline has each task of a rank once. If it comes again, it is of a later session.
     first = spans.drop_duplicates(["configuration", "task", "rank"])
     return {
         name: Timeline.from_columns(rows)
@@ -103,9 +111,17 @@ def _first_timelines(spans: pd.DataFrame) -> dict[str, Timeline]:
 def printed() -> pd.DataFrame:
     """Return what the text says of figure 5c, as rows of a timeline.
 
-    The text prints the times of computation, communication and their overlap, but not
-    when messages begin. The rows let them begin so late that the overlap is as printed.
+    The text prints the times of computation, communication and their overlap at 1x64, but
+    not when communication begins. The rows let it begin so late that the overlap is as
+    printed.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of "computation", "communication" and "overlap", with the columns of
+        `Timeline.to_frame`, the name ``case``, and ``printed_s``, the printed time.
     """
+    # The text prints milliseconds.
     stated = prose("sharing")
     computation_s = stated["fig05c-computation"] / 1e3
     communication_s = stated["fig05c-communication"] / 1e3
@@ -117,7 +133,7 @@ def printed() -> pd.DataFrame:
         "overlap": (begin_s, computation_s),
     }
     rows = pd.DataFrame.from_dict(spans, orient="index", columns=["start_s", "end_s"])
-    # The other columns are those that a timeline's table needs. A group of -1 is none.
+    # The table of a timeline needs the other columns, too. A group of -1 is no bucket.
     rows = rows.assign(
         task=rows.index,
         kind=rows.index,
@@ -141,6 +157,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
         What a machine measured, as `recordings.recorded` returns it.
     """
     frames = []
+    # A group has the three timelines of the model or of one link.
     for group in timelines(tables):
         for name, timeline in group.items():
             frames.append(timeline.to_frame().assign(case=name))
@@ -148,7 +165,9 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw the paper's timelines, and those of the last link.
+    """Draw the simulated timelines of the paper's GPUs, and those of the last link.
+
+    Points mark when computation and communication begin and end by the paper's text.
 
     Parameters
     ----------
@@ -156,20 +175,25 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     simulation, *measurements = timelines(tables)
+    # There may be no measurement.
     groups = [simulation, *measurements[-1:]]
     n_roles = len(ROLES)
     figure, axes = plots.canvas(rows=n_roles * len(groups), height=3.2 * len(groups))
     for number, group in enumerate(groups):
+        # A group has three axes, one for each of ROLES.
         first = n_roles * number
         plots.gantt(axes[first : first + n_roles], _for_readers(group))
 
-    # The printed times are of the simulated timeline with the fewest resources. The ends
-    # of computation are in its row 0, and those of communication in its row 1.
+    # The text prints times of the configuration with the fewest resources. The first group,
+    # the simulated one, has its axes first.
     starved = axes[ROLES.index("starved")]
     ends_s = printed().loc[["computation", "communication"], ["start_s", "end_s"]]
     ends_ms = 1e3 * ends_s.to_numpy()
+    # The axes have a row 0 for computation, and a row 1 for communication. Each has two points,
+    # its start and its end.
+    heights = [0, 0, 1, 1]
     plots.points(
-        starved, ends_ms.ravel(), [0, 0, 1, 1], "paper", label="paper's text", size=5
+        starved, ends_ms.ravel(), heights, "paper", label="paper's text", size=5
     )
     starved.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8, frameon=False)
     plots.title(
@@ -184,7 +208,8 @@ def _for_readers(group: Mapping[str, Timeline]) -> Group:
     """Return a group with the names that readers know."""
     renamed = {}
     for name, timeline in group.items():
-        # A name is "where, role: configuration". There may be more commas in "where".
+        # A name is "<where>, <role>: <configuration>". There may be more commas in <where>, so
+        # that the name is cut at the comma before a role, and at the colon.
         where, role, configuration = re.split(r", (?=default|best|starved)|: ", name)
         title = f"{readable(where)}, {role}: {readable(configuration)}"
         renamed[title] = timeline

@@ -19,12 +19,18 @@ NETWORK, _ = RESNET
 
 
 def bars(tables: Tables) -> Bars:
-    """Return the parts of an iteration by batch, simulated and measured on each link.
+    """Return the parts of ResNet-18's iteration by batch, simulated and measured on each link.
 
     Parameters
     ----------
     tables : Tables
         What a machine measured, as `recordings.recorded` returns it.
+
+    Returns
+    -------
+    Bars
+        A table for the simulation and for each link, with two rows for each batch: the
+        default, then the best configuration.
     """
     cases = {str(batch): (NETWORK, batch) for batch in BATCHES}
     return {SIMULATED: model.with_best(cases), **measured(tables)}
@@ -45,9 +51,10 @@ def measured(tables: Tables) -> dict[str, pd.DataFrame]:
     """
     by_place: dict[str, pd.DataFrame] = {}
     for link, rows in by_link(tables, "iterations"):
+        # OURS are names of ResNet-18.
         resnet = rows[rows["network"].isin(OURS)]
-        # A link adds its own entry, or none if it has too few cases.
-        by_place |= measured_parts(link, resnet, "batch")
+        # A link adds its own entry, or none if it has fewer than two batches.
+        by_place |= measured_parts(link, resnet, by="batch")
     return by_place
 
 
@@ -58,9 +65,10 @@ def saved_ms() -> pd.DataFrame:
     -------
     DataFrame
         Milliseconds by batch: as the text prints them (``printed``), by the throughputs
-        of ``figure 8``, and by the ``model``. The text also has a batch that figure 8
-        lacks.
+        of ``figure 8``, and by the ``model``. The text prints batches 16 and 256, of which
+        figure 8 lacks 256. What is lacking is NaN.
     """
+    # An id such as "fig06-saved-16" ends with the batch.
     prefix = "fig06-saved-"
     printed_ms = {
         int(key.removeprefix(prefix)): ms
@@ -72,9 +80,10 @@ def saved_ms() -> pd.DataFrame:
         images_per_s = throughput().loc[NETWORK, batch]
         default_s = batch / images_per_s[DEFAULT]
         best_s = batch / images_per_s.max()
-        # The label of the only case is not used.
+        # There is only one case, whose label is not used.
         parts_s = model.with_best({"": (NETWORK, batch)})
-        # The first row is the default, and the second the best.
+        # The first row is the default, and the second the best. The sum of its parts is an
+        # iteration.
         by_model_s = parts_s.iloc[0].sum() - parts_s.iloc[1].sum()
         saved_s[batch] = (default_s - best_s, by_model_s)
     computed_s = pd.DataFrame.from_dict(
@@ -96,21 +105,22 @@ def numbers(tables: Tables) -> pd.DataFrame:
     -------
     DataFrame
         A row for each bar, with ``where``, ``case`` and its parts in seconds. The
-        simulated bars of the best configuration also have `saved_ms`. The last rows are of
-        batches that only the text has.
+        simulated bars of the best configuration also have the columns of `saved_ms`, such
+        as "saved model [ms]". The last rows are of batches that only the text has.
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     saved = saved_ms()
-    # The names of cases are as in `model.with_best`.
+    # The names of cases are as in `model.with_best`, such as "16, 1x256".
     batch_of_best = {
         f"{batch}, {model.best(NETWORK, batch)}": batch for batch in BATCHES
     }
     is_simulated = table["where"] == SIMULATED
+    # The batch is NaN for all bars but the simulated ones of the best configuration.
     batches = table["case"].map(batch_of_best).where(is_simulated)
     columns = saved.add_prefix("saved ").add_suffix(" [ms]")
-    with_saved = pd.concat(
-        [table, columns.reindex(batches).reset_index(drop=True)], axis=1
-    )
+    # A row for each bar in the order of ``table``, which is NaN where the batch is.
+    saved_of_bars = columns.reindex(batches).reset_index(drop=True)
+    with_saved = pd.concat([table, saved_of_bars], axis=1)
     only_text = saved[~saved.index.isin(BATCHES)]["printed"]
     text_rows = pd.DataFrame(
         {
@@ -134,8 +144,10 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     saved = saved_ms()
+    # ``ax`` are empty axes below the panels of bars.
     figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration")
-    # The line of figure 8 has the look of the paper, so that the text needs another one.
+    # Colours and markers are chosen by name. The line of figure 8 has those of "paper", so that
+    # the text needs others.
     plots.points(
         ax, saved.index, saved["printed"], "line_medians", label="paper's text"
     )
@@ -154,7 +166,10 @@ def draw(tables: Tables) -> Figure:
 
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
-    """Return the gain of the best configuration at batch 128 over that at batch 16."""
+    """Return the gain of the best configuration at batch 128 over that at batch 16.
+
+    Each gain is a range, within the rounding of figure 8, and so is the ratio.
+    """
     gains = [implied.gain(NETWORK, batch) for batch in BATCHES]
     middles = ", ".join(f"{(gain.low + gain.high) / 2:.1f}%" for gain in gains)
     smallest_batch = gains[0]
@@ -169,23 +184,28 @@ def _gain_falls() -> Result:
 def _saved_time() -> Result:
     """Return what the best saves by figure 8 at batch 16, in milliseconds.
 
-    The printed time is from a profile, in which an iteration may take longer than in
-    figure 8. How much longer is taken from AlexNet, whose profile is printed, too.
+    The printed time is from a profile, in which an iteration may take longer or shorter than
+    in figure 8. By how much is taken from AlexNet, whose profile is printed, too.
     """
     factors = [*_profile_over_figure8("default"), *_profile_over_figure8("best")]
     factor = np.array([min(factors), max(factors)])
-    # Both are the shortest and the longest iteration. The least difference has the
-    # longest best.
+    # Each array has the shortest and then the longest iteration that figure 8 allows. The
+    # least that is saved is the shortest default less the longest best, so that the order of
+    # the best is reversed.
     default_ms = implied.iteration_ms(NETWORK, 16, "default")
     best_ms = implied.iteration_ms(NETWORK, 16, "best")
-    saved = " to ".join(f"{ms:.2f}" for ms in default_ms - best_ms[::-1])
+    saved_ms_by_fig08 = default_ms - best_ms[::-1]
+    # The profiles of the default and of the best may each be off by a factor of its own, so that
+    # the extremes are reached with one factor least and the other largest.
+    saved_ms_by_profile = default_ms * factor - (best_ms * factor)[::-1]
+    saved = " to ".join(f"{ms:.2f}" for ms in saved_ms_by_fig08)
     note = (
         f"from Fig 8 ({saved} ms), iterations {factor[0]:.3f} to {factor[1]:.3f} of it, "
         "as AlexNet's at batch 64"
     )
     readings = {
-        "iterations of Fig 8": own([default_ms - best_ms[::-1]], ""),
-        "those of a profile": own([default_ms * factor - (best_ms * factor)[::-1]], ""),
+        "iterations of Fig 8": own([saved_ms_by_fig08], ""),
+        "those of a profile": own([saved_ms_by_profile], ""),
     }
     return by_readings(readings, note)
 
@@ -196,25 +216,27 @@ def _profile_over_figure8(configuration: str) -> Floats:
     Parameters
     ----------
     configuration : {"default", "best"}
-        The configuration. The time of computation only is printed once for both.
+        The configuration. The text prints one time of computation only for both.
 
     Returns
     -------
     ndarray, shape (2,)
-        The largest and the least ratio, at figure 7's batch of 64. Each of the two printed
-        times may be off by half a millisecond, and their sum by a whole one.
+        The largest and then the least ratio, at figure 7's batch of 64.
     """
     text = prose("sharing")
     computation_only_ms = text["fig07-alexnet-computation-only"]
     communication_ms = text[f"fig07-alexnet-communication-{configuration}"]
-    profiled_ms = computation_only_ms + communication_ms + np.array([1, -1])
-    # The longest profile is over the shortest iteration, and the shortest over the longest.
-    return profiled_ms / implied.iteration_ms("AlexNet", 64, configuration)
+    # Communication includes the overlap, so that both times make up the iteration. Each of them
+    # is rounded to a whole millisecond and may be off by a half, and their sum by a whole one.
+    longest_and_shortest_ms = computation_only_ms + communication_ms + np.array([1, -1])
+    shortest_and_longest_ms = implied.iteration_ms("AlexNet", 64, configuration)
+    # The largest ratio is the longest profile over the shortest iteration of figure 8.
+    return longest_and_shortest_ms / shortest_and_longest_ms
 
 
 @check("sharing-fig06-constant")
 def _saved_is_constant() -> Result:
-    """Return the time saved at the largest batch over that at the smallest, as printed."""
+    """Return the time saved at batch 256 over that at batch 16, as the text prints them."""
     text = prose("sharing")
     small_ms = text["fig06-saved-16"]
     large_ms = text["fig06-saved-256"]

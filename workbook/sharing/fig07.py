@@ -48,7 +48,14 @@ def bars(tables: Tables) -> Bars:
     ----------
     tables : Tables
         What a machine measured, as `recordings.recorded` returns it.
+
+    Returns
+    -------
+    Bars
+        A table for the simulation and for each link, with two rows for each network: the
+        default, then the best configuration.
     """
+    # A dict keeps the order of figure 8, and each network once.
     networks = dict.fromkeys(throughput().index.get_level_values("network"))
     cases = {name: (name, BATCH) for name in networks}
     return {SIMULATED: model.with_best(cases), **measured(tables)}
@@ -66,17 +73,19 @@ def measured(tables: Tables) -> dict[str, pd.DataFrame]:
     -------
     dict of str to DataFrame
         `Bars` of the links that have any, by names such as "here, lab:1gbit". A network is
-        shown at a single batch: the middle one of those at which it was trained on any link.
+        shown at a single batch: the middle one of those at which it was trained on any link,
+        and of two in the middle the larger one.
     """
     by_place: dict[str, pd.DataFrame] = {}
     if "iterations" not in tables:
         return by_place
+    # By network, all its batches, and the middle one of them.
     batches = tables["iterations"].groupby("network")["batch"].unique()
     middle = batches.map(lambda sizes: sorted(sizes)[len(sizes) // 2])
     for link, rows in by_link(tables, "iterations"):
         chosen = rows[rows["batch"] == rows["network"].map(middle)]
-        # A link adds its own entry, or none if it has too few cases.
-        by_place |= measured_parts(link, chosen, "network")
+        # A link adds its own entry, or none if it has fewer than two networks.
+        by_place |= measured_parts(link, chosen, by="network")
     return by_place
 
 
@@ -86,11 +95,13 @@ def printed() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each ``network``, ``configuration`` and ``quantity``, with the times by
-        the ``paper`` and by the ``model`` in milliseconds.
+        A row for each printed time, with its ``network``, ``configuration`` (such as
+        "2x256") and ``quantity`` (one of the keys of QUANTITIES), and the times by the
+        ``paper`` and by the ``model`` in milliseconds.
     """
+    # All numbers of the paper's prose by their id.
     stated_ms = prose("sharing")
-    # The text says AlexNet's time of computation only of both configurations at once.
+    # The text prints a single time of computation only for both configurations of AlexNet.
     for_both_ms = stated_ms["fig07-alexnet-computation-only"]
     times_ms = {
         "fig07-alexnet-computation-only-default": for_both_ms,
@@ -109,7 +120,9 @@ def printed() -> pd.DataFrame:
         network = NETWORKS[words["network"]]
         configuration = DEFAULT
         if words["which"] == "best":
+            # The best configuration by figure 8.
             configuration = model.best(network, BATCH)
+        # A printed time is the sum of those of the three parts that QUANTITIES names.
         parts_s = np.array(model.parts_s(network, BATCH, configuration))
         model_ms = sum(1e3 * parts_s[QUANTITIES[words["quantity"]]])
         rows.append(
@@ -127,7 +140,8 @@ def printed() -> pd.DataFrame:
 def numbers(tables: Tables) -> pd.DataFrame:
     """Return what the figure's CSV holds.
 
-    There is a row for each bar. The simulated bars also have the printed times.
+    There is a row for each bar. The simulated bars also have the printed times, in columns
+    such as "printed overlap [ms]".
 
     Parameters
     ----------
@@ -136,17 +150,24 @@ def numbers(tables: Tables) -> pd.DataFrame:
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
     times = printed()
-    # The names of cases are as in `model.with_best`.
+    # The names of cases are as in `model.with_best`, such as "VGG-16, 3x64".
     times["case"] = times["network"] + ", " + times["configuration"]
+    # A row for each case, and a column for each quantity.
     wide = times.pivot(index="case", columns="quantity", values="paper")
     wide = wide.add_prefix("printed ").add_suffix(" [ms]")
+    # The printed times of each bar in the order of ``table``, NaN for bars that are no
+    # simulated ones.
     simulated_case = table["case"].where(table["where"] == SIMULATED)
-    columns = wide.reindex(simulated_case).reset_index(drop=True)
-    return pd.concat([table, columns], axis=1)
+    printed_of_bars = wide.reindex(simulated_case).reset_index(drop=True)
+    return pd.concat([table, printed_of_bars], axis=1)
 
 
 def draw() -> Figure:
-    """Draw each printed time and the model's, under the default and the best."""
+    """Draw each time that the text prints, and the model's.
+
+    A panel has the times under the default, and another one those under the best
+    configuration of figure 8. A row of a panel is a network and a quantity.
+    """
     times = printed()
     median_error = (times["model"] / times["paper"] - 1).abs().median()
     message = (
@@ -155,6 +176,7 @@ def draw() -> Figure:
     )
     titles = times["network"].map(network_title)
     times["case"] = titles + ", " + times["quantity"].str.replace("-", " ")
+    # Each case comes twice, once for each configuration, but makes a single row.
     cases = list(dict.fromkeys(times["case"]))
     is_default = times["configuration"] == DEFAULT
     panels = {
@@ -164,8 +186,10 @@ def draw() -> Figure:
     sheet = plots.sheet(message, columns=2, height=3.8, sharex=True, sharey=True)
     with sheet as (figure, axes):
         for ax, (name, rows) in zip(axes, panels.items(), strict=True):
+            # Both panels have the cases in the same order, and therefore the same rows.
             _draw_times(ax, cases, rows.set_index("case").loc[cases])
             plots.heading(ax, name)
+        # Both panels share their horizontal axis.
         set_log(axes[0], "x")
     return figure
 
@@ -217,22 +241,29 @@ _check_bound(
 def _same_communication(other: str, sign: int) -> Result:
     """Return VGG-19's time of computation only from that under another configuration.
 
-    The text says that both configurations have the same communication, so that the times
-    of computation only differ by as much as the iterations of figure 8.
+    The text says that both configurations have the same communication. Their times of
+    computation only therefore differ by as much as their iterations, which figure 8 has.
 
     Parameters
     ----------
     other : {"default", "best"}
-        The configuration whose printed time is used.
+        The configuration whose printed time of computation only is used. The returned time
+        is that of the configuration which is not named.
     sign : {1, -1}
-        1 if the other configuration has the shorter iteration, else -1.
+        1 if the other configuration has the shorter iteration, which is the best one, so
+        that the difference is added. Else -1.
     """
+    # Each array has the shortest and then the longest iteration that figure 8 allows. The
+    # least difference is the shortest default less the longest best, so that the order of the
+    # best is reversed.
     default_ms = implied.iteration_ms("VGG-19", BATCH, "default")
     best_ms = implied.iteration_ms("VGG-19", BATCH, "best")
-    # Both are the shortest and the longest iteration, so that the least difference has the
-    # longest best. The other printed time is rounded to a millisecond.
-    least_ms, most_ms = default_ms - best_ms[::-1] + [-0.5, 0.5]
+    differences_ms = default_ms - best_ms[::-1]
+    # The printed time of the other configuration is rounded to a whole millisecond, which
+    # widens the range by half a one at each end.
+    least_ms, most_ms = differences_ms + [-0.5, 0.5]
     other_ms = prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
+    # "One identity of both": the two claims about VGG-19 follow from this single equation.
     note = (
         f"communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations, "
         "one identity of both"

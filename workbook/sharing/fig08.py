@@ -41,7 +41,10 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def measured(tables: Tables) -> list[pd.DataFrame]:
-    """Return `shown.cells` of each link on which several networks were trained."""
+    """Return `shown.cells` of each link on which several networks were trained.
+
+    A row of a heat map is a network with a batch, and a column is a configuration.
+    """
     maps = []
     for link, rows in trained(tables):
         by_case = with_case(throughputs(rows)).sort_values("case")
@@ -52,13 +55,17 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
 def trained(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield each link on which several networks were trained, and its iterations.
 
-    The iterations are of the configurations that at least half of the cases have. The
-    others would leave most of their column in the figure empty.
+    The iterations are those that `plain` keeps, of DDP's own plan and with one thread of
+    compute in each rank. Their configurations are those that at least half of the cases
+    have, where a case is a network with a batch. Other configurations would leave most of
+    their column in the figure empty.
     """
     for link, iterations in by_link(tables, "iterations"):
         rows = with_case(plain(iterations))
+        # In which share of all cases each configuration was measured.
         cases = rows.groupby("configuration")["case"].nunique()
         share = cases / rows["case"].nunique()
+        # The figure compares networks.
         if rows["network"].nunique() > 1:
             yield link, rows[rows["configuration"].map(share) >= 0.5]
 
@@ -74,14 +81,15 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        By heading. Rows are networks with a batch, and columns are configurations. A
-        heading counts the gains, but for those of the default, that lie beyond their
-        intervals.
+        By heading. Rows are networks with a batch, and columns are configurations. The
+        heading names the machine, and counts the gains of all configurations but the
+        default: how many there are, and how many have an interval above 0 or below it.
     """
     tables_by_heading = {}
     for name, rows in panels(tables).groupby("panel", sort=False):
+        # The default gains 0 by definition.
         others = rows[~rows["column"].isin(DEFAULTS)]
-        # A printed gain has no interval.
+        # A printed gain has no interval, and stands for both ends of one.
         lower = others["lower"].fillna(others["value"])
         upper = others["upper"].fillna(others["value"])
         where = "Paper, two V100S GPUs"
@@ -91,6 +99,7 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
             f"{where}: of {len(others)} gains, {sum(lower > 0)} are above zero and "
             f"{sum(upper < 0)} are below zero"
         )
+        # All rows are of one panel, so that they make a single heat map.
         (panel,) = shown.maps(rows).values()
         written = plots.texts(panel, "{:+.0f}")
         tables_by_heading[heading] = written.rename(columns=_in_words)
@@ -98,7 +107,9 @@ def texts(tables: Tables) -> dict[str, pd.DataFrame]:
 
 
 def _where(link: str) -> str:
-    """Return which machine a readable link joins, and its rate.
+    """Return what machine a link belongs to, and its rate, for the heading of a table.
+
+    ``link`` is the name of a link as `readable` returns it.
 
     Examples
     --------
@@ -111,7 +122,9 @@ def _where(link: str) -> str:
 
 
 def _in_words(configuration: str) -> str:
-    """Return how the head of a table calls a configuration, and whether it is the default.
+    """Return the head of a table's column for a configuration, with a mark of the default.
+
+    ``configuration`` is a name as `readable` returns it.
 
     Examples
     --------
@@ -139,22 +152,27 @@ def best(tables: Tables) -> pd.DataFrame:
     -------
     DataFrame
         The columns ``panel``, ``case``, ``network``, ``batch``, ``configuration``, its
-        ``gain`` in per cent, and ``lower`` and ``upper``, which the paper's gains lack.
+        ``gain`` in per cent, and the ends of its interval, ``lower`` and ``upper``, which
+        are NaN for the paper's gains.
     """
+    # The paper's best configuration of a case has the largest printed gain.
     paper = gains()
     chosen = paper.loc[paper.groupby("case", sort=False)["gain"].idxmax()]
     frames = [chosen.assign(panel=PAPER)]
     for link, rows in trained(tables):
         frames.append(with_case(_chosen_by_other_rounds(rows)).assign(panel=link))
     columns = ["panel", "case", "network", "batch", "configuration", "gain", *ENDS]
+    # Without any link, `reindex` adds the columns of intervals.
     return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
 def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
     """Return the gain of the best configuration without the luck of having been chosen.
 
-    In each round, the gain is that of the configuration with the largest median gain in
-    all other rounds. So no round judges a choice to which it contributed.
+    The gain of a round is that of the configuration with the largest median gain in all
+    other rounds. So the noise of a round does not help to choose the configuration whose
+    gain is taken from it. Only configurations count that give all messages the same
+    resources.
 
     Parameters
     ----------
@@ -164,36 +182,41 @@ def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each of CELL, with the median ``gain`` over rounds in per cent, its
-        ``lower`` and ``upper``, and the ``configuration`` that is chosen most often.
+        A row for each network, batch, plan and link (CELL), with the median ``gain`` over
+        rounds in per cent, the 95% interval of the median from ``lower`` to ``upper``, and
+        the ``configuration`` that is chosen most often.
     """
     ratios = one_group(over_default(iterations, "iteration_s", CELL))
-    gain = ratios.assign(gain=100 * (1 / ratios["ratio"] - 1))
-    judged = []
-    for repeat, in_round in gain.groupby("repeat"):
-        others = gain[gain["repeat"] != repeat]
+    # An iteration of r times the default's has 1 / r times its throughput.
+    gains_by_round = ratios.assign(gain=100 * (1 / ratios["ratio"] - 1))
+    of_chosen = []
+    for repeat, in_round in gains_by_round.groupby("repeat"):
+        others = gains_by_round[gains_by_round["repeat"] != repeat]
         medians = others.groupby([*CELL, "configuration"])["gain"].median()
-        winners = medians.loc[medians.groupby(CELL).idxmax()].reset_index()
-        # Merging by all common columns keeps the winner of each cell alone.
-        judged.append(in_round.merge(winners[[*CELL, "configuration"]]))
-    rounds = pd.concat(judged)
-    chosen = rounds.groupby(CELL)["configuration"]
+        # For each of CELL, the configuration with the largest median.
+        chosen = medians.loc[medians.groupby(CELL).idxmax()].reset_index()
+        # The merge by CELL and configuration keeps this round's gains of the chosen ones.
+        of_chosen.append(in_round.merge(chosen[[*CELL, "configuration"]]))
+    rounds = pd.concat(of_chosen)
+    names_by_cell = rounds.groupby(CELL)["configuration"]
     # Of several that are chosen equally often, the first by name is shown.
-    most_often = chosen.agg(lambda names: names.mode().iloc[0])
-    return summed(rounds, CELL, "gain").merge(most_often.reset_index())
+    most_often = names_by_cell.agg(lambda names: names.mode().iloc[0])
+    medians_of_rounds = summed(rounds, keys=CELL, value="gain")
+    return medians_of_rounds.merge(most_often.reset_index())
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
     """Return what the figure's CSV holds.
 
-    There is a row for each gain. The row of a best configuration also has its ``best_gain``,
-    ``best_lower`` and ``best_upper``.
+    There is a row for each gain. The row of a best configuration also has the columns
+    ``best_gain``, ``best_lower`` and ``best_upper`` of `best`. They are NaN in other rows.
 
     Parameters
     ----------
     tables : Tables
         What a machine measured, as `recordings.recorded` returns it.
     """
+    # The columns are renamed as in `shown.cells`, where the case is the row of a heat map.
     chosen = best(tables).drop(columns=["network", "batch"])
     chosen = chosen.rename(
         columns={
@@ -224,7 +247,7 @@ def draw(tables: Tables) -> Figure:
         "paper"
     )
     if len(ours):
-        # A gain is certain if all of its interval is above 0.
+        # We call a gain certain if its whole interval is above 0.
         n_certain = (ours["lower"] > 0).sum()
         message += f", and {n_certain} of our {len(ours)} gains are certain"
     by_panel = table.groupby("panel", sort=False)
@@ -240,11 +263,16 @@ def draw(tables: Tables) -> Figure:
 
 
 def _panel(rows: pd.DataFrame) -> Panel:
-    """Return the heat map of one panel of `best`: a row a network, a column a batch."""
+    """Return the heat map of one panel of `best`.
+
+    There is a row for each network, and a column for each batch. The name of the best
+    configuration is written after its gain.
+    """
     rows = rows.assign(
         network=rows["network"].map(readable),
         configuration=rows["configuration"].map(readable),
     )
+    # The columns have two levels: a column of `best`, and the batch.
     wide = rows.pivot(index="network", columns="batch")
     # A pivot sorts the networks by name. They keep the order of ``rows``.
     wide = wide.loc[rows["network"].unique()].rename_axis(index=None)

@@ -34,24 +34,29 @@ def iteration_ms(network: str, batch: int, configuration: str) -> Floats:
     batch : int
         The batch size.
     configuration : str
-        A configuration, "default", or "best".
+        A configuration such as "1x64", or "default", or "best" for that with the largest
+        throughput in figure 8.
 
     Returns
     -------
     ndarray, shape (2,)
-        Milliseconds. Figure 8 rounds images per second to whole numbers.
+        The shortest iteration and then the longest, in milliseconds. They differ because
+        figure 8 rounds images per second to whole numbers.
     """
     row = throughput().loc[(network, batch)]
-    # Any other configuration stands for itself, such as "1x64".
     named = {"default": DEFAULT, "best": row.idxmax()}
+    # A name such as "1x64" is already that of a configuration.
     images_per_s = row[named.get(configuration, configuration)]
+    # The largest throughput has the shortest iteration.
     shortest_s = equations.iteration_s(batch, images_per_s + 0.5)
     longest_s = equations.iteration_s(batch, images_per_s - 0.5)
     return np.array([1e3 * shortest_s, 1e3 * longest_s])
 
 
 def gain(network: str, batch: int, configuration: str = "") -> Result:
-    """Return the gain over the default within the rounding of figure 8, in per cent.
+    """Return the gain in throughput over the default, in per cent.
+
+    Figure 8 prints throughputs as whole numbers, so that the gain is a range.
 
     Parameters
     ----------
@@ -65,13 +70,13 @@ def gain(network: str, batch: int, configuration: str = "") -> Result:
     Returns
     -------
     Result
-        The least and the largest gain.
+        The least and the largest gain that the rounding of figure 8 allows.
     """
     row = throughput().loc[(network, batch)]
     best = str(row.idxmax())
     name = configuration or best
     percents = [100 * end for end in equations.gain_range(row[name], row[DEFAULT])]
-    # A gain of g in throughput saves g / (1 + g) of the time.
+    # A gain of g in throughput saves g / (1 + g) of the time, where g is percent / 100.
     saved = " to ".join(f"{percent / (100 + percent):.1%}" for percent in percents)
     note = (
         f"from Fig 8: {network}, batch {batch}, {name} (best: {best}); "
@@ -86,10 +91,11 @@ def possible_times(
     """Return the range in which a printed time must lie by the other printed numbers.
 
     A linear program has three unknowns: how long an iteration spends on computation only,
-    on overlap, and on communication only. None is negative. Together they take at most the
-    longest iteration that figure 8 allows. The other printed times of the iteration are
-    sums of them, and hold within their rounding. The range goes from the least to the
-    largest value of the time under these constraints.
+    on overlap, and on communication only. Its constraints are that no unknown is negative,
+    that together they take at most the longest iteration that figure 8 allows, and that
+    each other printed time of the iteration, which is a sum of unknowns, holds within its
+    rounding. The range goes from the least to the largest value of ``time`` under these
+    constraints.
 
     Parameters
     ----------
@@ -113,34 +119,37 @@ def possible_times(
     from scipy.optimize import linprog
 
     longest_ms = iteration_ms(network, batch, configuration)[1]
-    # Each constraint bounds a sum of the unknowns from above. The first one is that of the
-    # iteration, which is the sum of all three.
+    # Each constraint bounds a sum of the unknowns from above: a row of ``sums`` has the
+    # factors of the three unknowns, and ``bounds_ms`` the bound. The first constraint is that
+    # the iteration, the sum of all three, is not longer than figure 8 allows.
     sums = [(1, 1, 1)]
     bounds_ms = [longest_ms]
     others = []
     for key, ms in prose("sharing").items():
-        # The ids are such as "fig07-vgg16-overlap-best". Some times hold for every
-        # configuration, and have none at the end.
+        # An id such as "fig07-vgg16-overlap-best" becomes "overlap". The id of a time that
+        # holds for all configurations ends without one.
         name = key.removeprefix(f"{text}-").removesuffix(f"-{configuration}")
         if key.startswith(text) and name in INCLUDED_PARTS and name != time:
-            # The text prints whole milliseconds.
+            # The text prints whole milliseconds, so that a time is at most ms + 0.5.
             sums.append(INCLUDED_PARTS[name])
             bounds_ms.append(ms + 0.5)
-            # Sums are bounded from above only, so that a lower bound is one of the negative sum.
+            # The time is at least ms - 0.5, so that its negative is at most 0.5 - ms.
             sums.append(tuple(-np.array(INCLUDED_PARTS[name])))
             bounds_ms.append(0.5 - ms)
             others.append(f"{ms:.0f} ms of {name}")
 
     objective = np.array(INCLUDED_PARTS[time])
+    # By default, `linprog` minimises, and no unknown is negative.
     least = linprog(objective, sums, bounds_ms)
-    # The program minimises. The largest time is the minimum of the negative, negated below.
+    # The largest time is the minimum of the negative time, which is negated below.
     most = linprog(-objective, sums, bounds_ms)
     note = f"what fits into an iteration of at most {longest_ms:.1f} ms (Fig 8)"
     if others:
         note += f", with {' and '.join(others)}, half a ms either way"
     # The marginal of the first constraint says how much the solution would change with the
-    # length of the iteration. It is 0 if the constraint does not bind.
-    if not least.ineqlin.marginals[0] and not most.ineqlin.marginals[0]:
+    # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
+    is_bound = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
+    if not is_bound:
         note += (
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )

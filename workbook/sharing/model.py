@@ -50,9 +50,9 @@ FIT_MODELS = ["both", "none"]
 
 @cache
 def layers(network: str) -> Workload:
-    """Return a network whose layers take as many seconds as they have FLOP.
+    """Return a network in which the forward pass of a layer takes one second per FLOP.
 
-    Only ratios of its times have a meaning. The FLOP are those of the recorded profiles.
+    Only ratios of its times have a meaning. The FLOP are those of a recorded profile.
 
     Parameters
     ----------
@@ -62,27 +62,30 @@ def layers(network: str) -> Workload:
     Returns
     -------
     Workload
-        The tensors of one iteration.
+        The gradients of one iteration and their times.
 
     Raises
     ------
     UserError
         If no recorded profile has the network on one rank in fp32.
     """
+    # Profiles have names such as "vit_b_16" where the paper has "ViT-Base/16".
     name = specs.network_named(network).lower()
     selection = f"network == {name!r} and precision == 'fp32' and ranks == 1"
+    # The first machine that has the network decides. FLOP do not depend on the machine.
     for recording in source.recordings("layers").values():
         rows = recording.table("layers").query(selection)
         if len(rows):
-            # FLOP grow with the batch, and only ratios of the times have a meaning.
+            # A profile may have several batches. Any single one has the same ratios.
             rows = rows[rows["batch"] == rows["batch"].min()]
             # The recorded FLOP are those of the whole batch, which is passed as one sample.
             profile = LayerProfile.from_flops(
                 network,
-                1,
-                tuple(rows["tensor"]),
-                rows["parameters"].to_numpy(),
-                rows["flops"].to_numpy(),
+                batch=1,
+                tensor=tuple(rows["tensor"]),
+                parameters=rows["parameters"].to_numpy(),
+                sample_flops=rows["flops"].to_numpy(),
+                # At 1 FLOP per second, as many seconds as FLOP.
                 peak_flops_per_s=1.0,
                 utilisation=1.0,
             )
@@ -94,14 +97,18 @@ def layers(network: str) -> Workload:
 
 @cache
 def _buckets(network: str) -> tuple[Floats, Floats]:
-    """Return when each of PyTorch's buckets is ready, and its bytes, both (G,).
+    """Return when each of PyTorch's buckets is ready, and its bytes.
 
-    A bucket is ready after a share of the network's compute.
+    Returns
+    -------
+    ready_shares, bucket_bytes : ndarray, shape (G,)
+        The share of an iteration's compute after which each of the G buckets is ready, and
+        the size of each bucket.
     """
     workload = layers(network)
-    buckets = plan.ddp(workload)
-    ready_shares = buckets.group_ready_s(workload) / workload.compute_s
-    return ready_shares, buckets.group_bytes(workload).astype(float)
+    ddp_plan = plan.ddp(workload)
+    ready_shares = ddp_plan.group_ready_s(workload) / workload.compute_s
+    return ready_shares, ddp_plan.group_bytes(workload).astype(float)
 
 
 @cache
@@ -111,14 +118,16 @@ def kernel_slowdowns() -> pd.Series:
     Returns
     -------
     Series
-        By configuration, the geometric mean over the five kernels less 1: 0.1 means that
-        kernels take a tenth longer.
+        By configuration, such as "2x256", the geometric mean over the five kernels less 1:
+        0.1 means that kernels take a tenth longer.
     """
     grid = paper_table("sharing", "fig03")
     logs = np.log(grid["slowdown"])
+    # The geometric mean is the exponential of the mean logarithm.
     means = np.exp(logs.groupby(configurations(grid), sort=False).mean())
-    # Figures 2 and 3 may list configurations in different orders. That of figure 2 is used.
-    return means[relative_times().index] - 1
+    # `Fitted.iteration_s` combines these numbers by position with those of figure 2.
+    in_order_of_fig02 = means[relative_times().index]
+    return in_order_of_fig02 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +139,14 @@ class Fitted:
     allreduce_s : float
         The time of an all-reduce of 25 MB under the default configuration, in seconds.
     felt : float
-        Which share of Fig 3's slowdown the training feels.
+        The share of Fig 3's slowdown of kernels by which an all-reduce slows training down.
     messages : float
         How much longer a message takes during compute: 0.1 is a tenth longer.
     start_s : dict of str to float
-        By network, the part of an iteration's compute that no image adds to, in seconds.
+        By network, the part of an iteration's compute that does not grow with the batch, in
+        seconds.
     image_s : dict of str to float
-        By network, the compute of each image, in seconds.
+        By network, the compute that each image of the batch adds, in seconds.
     """
 
     allreduce_s: float
@@ -146,7 +156,7 @@ class Fitted:
     image_s: dict[str, float]
 
     def iteration_s(self, network: str, batches: Floats) -> Floats:
-        """Return the predicted iterations of a network under every configuration.
+        """Return the predicted times of a network's iteration under every configuration.
 
         Parameters
         ----------
@@ -161,15 +171,17 @@ class Fitted:
             Iterations in seconds. Configurations are in the order of Fig 2.
         """
         ready_shares, bucket_bytes = _buckets(network)
-        relative = relative_times().to_numpy()
+        over_default = relative_times().to_numpy()
         images = np.asarray(batches, float)
         compute_s = self.start_s[network] + self.image_s[network] * images
-        s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
-        message_s = s_per_byte * np.outer(relative, bucket_bytes)
-        # Axes are batches, configurations and buckets.
+        default_s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
+        # The times of messages have shape (16, G) for the G buckets of the network.
+        message_s = default_s_per_byte * np.outer(over_default, bucket_bytes)
+        # Both arrays get shape (B, 16, G).
         ready_s, sent_s = np.broadcast_arrays(
             compute_s[:, None, None] * ready_shares, message_s[None]
         )
+        # Shape (16, 1): all buckets of a configuration slow compute down equally.
         slowdown = self.felt * kernel_slowdowns().to_numpy()[:, None]
         # Messages take no time of a processor in this model.
         software_s = np.zeros(sent_s.shape)
@@ -180,11 +192,11 @@ class Fitted:
             slowdown=slowdown,
             message_slowdown=self.messages,
         )
-        # The iteration ends with its last message.
+        # The last bucket is ready when all compute is done, so that its message ends last.
         return ends_s[..., -1]
 
     def iteration(self, network: str, batch: int, configuration: str) -> Iteration:
-        """Return one of the predicted iterations, with its timeline.
+        """Return the predicted iteration at one batch and configuration, with its timeline.
 
         Parameters
         ----------
@@ -193,13 +205,18 @@ class Fitted:
         batch : int
             The batch size.
         configuration : str
-            Blocks and threads of the all-reduce, as Fig 2 has them.
+            Blocks and threads of the all-reduce, such as "2x256".
         """
         workload = layers(network)
         compute_s = self.start_s[network] + self.image_s[network] * batch
+        # Seconds of the workload have been FLOP so far. Its whole compute takes compute_s now.
         scaled = workload.scaled(compute_s / workload.compute_s)
-        relative = float(relative_times()[configuration])
-        cost = AlphaBeta(0.0, self.allreduce_s / ALLREDUCE_BYTES * relative)
+        over_default = float(relative_times()[configuration])
+        # A message takes as long as its share of the 25 MB, without a latency.
+        cost = AlphaBeta(
+            alpha_s=0.0,
+            beta_s_per_byte=self.allreduce_s / ALLREDUCE_BYTES * over_default,
+        )
         link = Link(
             slowdown=self.felt * float(kernel_slowdowns()[configuration]),
             message_slowdown=self.messages,
@@ -209,7 +226,7 @@ class Fitted:
 
 @cache
 def fitted(slowdowns: str) -> Fitted:
-    """Fit the unknowns to the throughputs of Fig 8 at the batches FITTED.
+    """Fit the unknowns of the model to the throughputs of Fig 8 at the batches FITTED.
 
     Parameters
     ----------
@@ -219,7 +236,8 @@ def fitted(slowdowns: str) -> Fitted:
     Returns
     -------
     Fitted
-        The model with the least squares of the differences of log throughput.
+        The model with the least sum of squared differences between the logarithms of its
+        throughputs and of the printed ones.
 
     Notes
     -----
@@ -231,7 +249,9 @@ def fitted(slowdowns: str) -> Fitted:
     from scipy.optimize import least_squares
 
     printed = throughput()
+    # A dict keeps the order of Fig 8, and each network once.
     networks = list(dict.fromkeys(printed.index.get_level_values("network")))
+    # Axes are networks, batches of FITTED, and configurations.
     log_throughputs = np.array(
         [
             np.log(printed.loc[network].loc[list(FITTED)].to_numpy())
@@ -239,11 +259,11 @@ def fitted(slowdowns: str) -> Fitted:
         ]
     )
     n = len(networks)
-    # Both slowdowns are 0 or more, and the times of compute 10 ns or more. The time of an
-    # all-reduce, which comes first, has no bound.
+    # The bounds are in the order of the unknowns. The time of an all-reduce has none, both
+    # slowdowns are 0 or more, and the times of compute are 10 ns or more.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
-    # The minimum is flat. With the default tolerances, the search would end before the digits
-    # settle that `_rounded` keeps.
+    # The minimum is flat. With the default tolerances, the search would end while the digits
+    # that `_rounded` keeps still change.
     solution = least_squares(
         _residuals,
         _first_guess(log_throughputs),
@@ -260,17 +280,18 @@ def fitted(slowdowns: str) -> Fitted:
 def _model_of(unknowns: Floats, networks: list[str], slowdowns: str) -> Fitted:
     """Return the model of a vector of unknowns.
 
-    As `fitted` states, the vector has the logarithm of ``allreduce_s``, then ``felt`` and
-    ``messages``, then the logarithms of ``start_s`` of all networks (the part of an
-    iteration's compute that no image adds to), and last those of ``image_s`` (the compute
-    of each image). Logarithms keep times above 0.
+    ``unknowns`` has, in this order, the logarithm of ``allreduce_s``, then ``felt`` and
+    ``messages`` themselves, then the logarithms of ``start_s`` of all ``networks`` (the part
+    of an iteration's compute that does not grow with the batch), and last those of
+    ``image_s`` (the compute that each image adds). ``slowdowns`` is one of FIT_MODELS.
     """
-    # The model "none" ignores the two unknowns of slowdowns.
+    # The model "none" ignores its two unknowns of slowdowns, whatever their values.
     felt = 0.0
     messages = 0.0
     if slowdowns != "none":
         felt, messages = unknowns[1:3].tolist()
     times_s = np.exp(unknowns[3:])
+    # The first half of the times are starts, and the second half times of an image.
     start_s, image_s = times_s.reshape(2, len(networks)).tolist()
     return Fitted(
         allreduce_s=float(np.exp(unknowns[0])),
@@ -289,9 +310,9 @@ def _residuals(
     Parameters
     ----------
     unknowns : ndarray, shape (3 + 2 n,)
-        The vector of unknowns.
+        The vector of unknowns, as `_model_of` takes it.
     networks : list of str, length n
-        The networks.
+        The names of the networks in the paper.
     slowdowns : {"both", "none"}
         The model.
     log_throughputs : ndarray, shape (n, 2, 16)
@@ -301,36 +322,42 @@ def _residuals(
     Returns
     -------
     ndarray, shape (m,)
-        The differences of the logarithms, of the printed cells alone.
+        The logarithm of the printed throughput less that of the model's, for each of the m
+        cells that the paper prints.
     """
     model = _model_of(unknowns, networks, slowdowns)
     batches = np.array(FITTED, float)
+    # Shape (n, 2, 16), as ``log_throughputs``.
     iterations_s = np.array([model.iteration_s(name, batches) for name in networks])
-    differences = log_throughputs - np.log(batches[:, None] / iterations_s)
+    images_per_s = batches[:, None] / iterations_s
+    differences = log_throughputs - np.log(images_per_s)
     return differences[np.isfinite(differences)]
 
 
 def _first_guess(log_throughputs: Floats) -> list[float]:
-    """Return the unknowns at which the search begins.
+    """Return the vector of unknowns, in the order of `_model_of`, at which the search begins.
 
-    An image takes the seconds that each further image adds under the fastest
-    configuration. The other numbers are guesses: an all-reduce takes 15 ms, both slowdowns
-    are 0.1, and a start takes 1 ms.
+    The compute of an image is taken from Fig 8: it is what each further image adds to the
+    iteration under the fastest configuration. The other numbers are guesses: 15 ms for the
+    all-reduce of 25 MB, 0.1 for both slowdowns, and 1 ms for the part of the compute that
+    does not grow with the batch.
 
     ``log_throughputs`` is as of `_residuals`.
     """
     batches = np.array(FITTED, float)
-    between_batches = FITTED[1] - FITTED[0]
+    added_images = FITTED[1] - FITTED[0]
     image_s = []
     for logs in log_throughputs:
+        # The largest throughput of each batch. Cells that are not printed are NaN.
         fastest_s = batches / np.exp(np.nanmax(logs, axis=1))
-        image_s.append(float(np.ptp(fastest_s)) / between_batches)
-    log_starts = np.full(len(image_s), np.log(1e-3))
-    return [np.log(0.015), 0.1, 0.1, *log_starts, *np.log(image_s)]
+        # The peak-to-peak value of two iterations is their difference.
+        image_s.append(float(np.ptp(fastest_s)) / added_images)
+    log_start_s = np.full(len(image_s), np.log(1e-3))
+    return [np.log(0.015), 0.1, 0.1, *log_start_s, *np.log(image_s)]
 
 
 def _rounded(fit: Fitted, digits: int = 5) -> Fitted:
-    """Return a model with its parameters rounded to significant digits.
+    """Return a model with its parameters rounded to ``digits`` significant digits.
 
     The minimum is flat. Further digits depend on how a processor computes logarithms, and
     would make the tables of two machines differ.
@@ -364,8 +391,10 @@ def predicted(model: str) -> pd.DataFrame:
     tables = []
     for network, rows in throughput().groupby(level="network", sort=False):
         batches = rows.index.get_level_values("batch").to_numpy(dtype=float)
-        seconds = fitted(model).iteration_s(str(network), batches)
-        images_per_s = batches[:, None] / seconds
+        iterations_s = fitted(model).iteration_s(str(network), batches)
+        images_per_s = batches[:, None] / iterations_s
+        # `iteration_s` has the configurations in the order of figure 2, which is also that of
+        # figure 8.
         tables.append(pd.DataFrame(images_per_s, rows.index, rows.columns))
     return pd.concat(tables)
 
@@ -373,44 +402,49 @@ def predicted(model: str) -> pd.DataFrame:
 def errors() -> pd.DataFrame:
     """Return how well each model predicts the batches of Fig 8 that were not fitted.
 
-    Only configurations count that are printed at both fitted batches.
+    A configuration of a network counts only if figure 8 prints its throughput at both
+    fitted batches.
 
     Returns
     -------
     DataFrame
         A row for each of FIT_MODELS, and a row "default" for always keeping the default
-        configuration, which predicts nothing and has only the regret. Columns:
+        configuration, which predicts nothing: it has only the regret, and NaN elsewhere.
+        Columns:
 
         cases
             The number of throughputs.
         median
             The median absolute relative error of the throughputs.
         regret
-            How much slower the model's choice of a configuration is than the best one,
-            as a mean over networks and batches.
+            By which share the printed throughput of the model's choice of a configuration
+            falls short of the best one, as a mean over networks and batches.
     """
     grid = throughput()
     is_fitted = grid.index.isin(FITTED, level="batch")
     # Figure 8 lacks some cells, which are NaN.
-    printed_in_all = grid[is_fitted].notna().groupby("network").all()
-    printed_in_all = printed_in_all.reindex(grid.index, level="network")
-    measured = grid.where(printed_in_all)[~is_fitted]
+    has_both = grid[is_fitted].notna().groupby("network").all()
+    # The row of a network is repeated for each of its batches.
+    has_both = has_both.reindex(grid.index, level="network")
+    measured = grid.where(has_both)[~is_fitted]
     # Each throughput over that of the best configuration of its network and batch.
-    relative = measured.div(measured.max(axis=1), axis=0)
+    over_best = measured.div(measured.max(axis=1), axis=0)
 
     table = {}
     for model in FIT_MODELS:
+        # Only cells with a measured throughput are predicted.
         images = predicted(model).loc[measured.index].where(measured.notna())
         relative_errors = (images / measured - 1).abs().stack()
-        # The model chooses the configuration that it predicts to be the fastest.
+        # The model chooses the configuration that it predicts to be the fastest. All other
+        # cells of a row become NaN, so that the maximum is the cell of the choice.
         is_chosen = images.eq(images.max(axis=1), axis=0)
-        reached = relative.where(is_chosen).max(axis=1)
+        reached = over_best.where(is_chosen).max(axis=1)
         table[model] = {
             "cases": relative_errors.count(),
             "median": relative_errors.median(),
             "regret": 1 - reached.mean(),
         }
-    table["default"] = {"regret": 1 - relative[DEFAULT].mean()}
+    table["default"] = {"regret": 1 - over_best[DEFAULT].mean()}
     return pd.DataFrame(table).T
 
 
@@ -421,7 +455,7 @@ def best(network: str, batch: int) -> str:
 
 @cache
 def parts_s(network: str, batch: int, configuration: str) -> tuple[float, float, float]:
-    """Return the three PARTS of a simulated iteration, in seconds."""
+    """Return the three PARTS of a simulated iteration, in their order and in seconds."""
     # In the model "both", compute and messages slow each other down.
     timeline = fitted("both").iteration(network, batch, configuration).timeline()
     overlap_s = timeline.overlap_s()
@@ -435,17 +469,18 @@ def with_best(networks: Mapping[str, tuple[str, int]]) -> pd.DataFrame:
     Parameters
     ----------
     networks : mapping of str to (str, int)
-        Network and batch by the label of the case.
+        The network and the batch of each case, by the label of the case.
 
     Returns
     -------
     DataFrame
         PARTS in seconds. Each case has a row for the default and, after that, a row for
-        the best configuration.
+        the best configuration, which are named "<label>, <configuration>". If the default
+        is the best configuration, the case has a single row.
     """
     rows = {}
     for label, (network, batch) in networks.items():
         for configuration in (DEFAULT, best(network, batch)):
-            row = parts_s(network, batch, configuration)
-            rows[f"{label}, {configuration}"] = row
+            row_name = f"{label}, {configuration}"
+            rows[row_name] = parts_s(network, batch, configuration)
     return pd.DataFrame.from_dict(rows, orient="index", columns=PARTS)

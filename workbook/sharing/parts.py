@@ -28,12 +28,12 @@ A table has PARTS in seconds, and two rows for each case: the default, then the 
 def measured_parts(
     link: str, iterations: pd.DataFrame, by: str
 ) -> dict[str, pd.DataFrame]:
-    """Return the bars of a link.
+    """Return the bars of a link, a pair for each case: the default, then the best.
 
-    The best configuration is that of the odd rounds, and bars are means of the even
-    rounds, so that the rounds that choose do not judge. As in the paper, iterations count
-    only if they have DDP's own plan, and the best is one of the configurations that give
-    all messages the same resources.
+    The best configuration has the largest gain in the odd rounds. The bars are means over
+    the even rounds, so that the luck that helped to choose a configuration is not shown. As
+    in the paper, iterations count only if they have DDP's own plan of buckets, and the best
+    is one of the configurations that give all messages the same resources.
 
     Parameters
     ----------
@@ -47,28 +47,29 @@ def measured_parts(
     Returns
     -------
     dict of str to DataFrame
-        `Bars` of a single place, "here, " and the link. The dict is empty if fewer than
-        two cases have both configurations.
+        `Bars` of a single place, which is named "here, <link>". The dict is empty if fewer
+        than two cases have both configurations in an even round.
     """
-    # Other plans are dropped, and configurations in which a rank computes with two threads.
+    # `plain` keeps DDP's own plan, and configurations in which a rank computes with one thread.
     rows = plain(iterations)
     is_odd = rows["repeat"] % 2 == 1
     even = rows[~is_odd]
     default = default_of(rows)
-    # Configurations with other resources for the last message are dropped.
+    # `one_group` keeps configurations that give all messages the same resources.
     gains = one_group(throughputs(rows[is_odd]))
+    # The row of the largest gain in each case.
     best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(by)
 
     tables = []
     for _, best_row in best.iterrows():
         chosen = best_row["configuration"]
         means = _mean_parts(of_cell(even, best_row), default, chosen)
-        # A recording may end before an even round has both configurations.
+        # The table is empty if a recording ended before an even round had both configurations.
         if len(means):
             case = best_row[by]
             best_name = "default" if chosen == default else chosen
             labels = [f"{case}, default", f"{case}, best: {best_name}"]
-            # If the default is the best, both bars are the same row.
+            # If the default is the best, its row is taken twice, so that there are two bars.
             tables.append(means.loc[[default, chosen]].set_axis(labels))
     # The figures compare batches or networks, and a single one has nothing to compare with.
     if len(tables) < 2:
@@ -77,16 +78,28 @@ def measured_parts(
 
 
 def _mean_parts(cell: pd.DataFrame, default: str, chosen: str) -> pd.DataFrame:
-    """Return the means of PARTS in seconds, by configuration.
+    """Return the means of PARTS in seconds under the default and the chosen configuration.
 
-    They are over the rounds in which both configurations were measured. ``cell`` has the
-    iterations of one network, batch, plan and link.
+    Parameters
+    ----------
+    cell : DataFrame
+        The iterations of one network, batch, plan and link.
+    default, chosen : str
+        The two configurations, which may be the same one.
+
+    Returns
+    -------
+    DataFrame
+        A row for each of the two configurations, with the means over the rounds in which
+        both were measured. Without such a round there is no row.
     """
     # The set has one element if the default is the best.
     both = {default, chosen}
     cell = cell[cell["configuration"].isin(both)]
-    n_configurations = cell.groupby("repeat")["configuration"].transform("nunique")
-    cell = cell[n_configurations == len(both)]
+    # How many of the two were measured in the round of each row.
+    n_in_round = cell.groupby("repeat")["configuration"].transform("nunique")
+    cell = cell[n_in_round == len(both)]
+    # The rest of an iteration, in which nothing is sent.
     compute_only_s = cell["iteration_s"] - cell["communication_s"]
     columns = (compute_only_s, cell["overlap_s"], cell["exposed_communication_s"])
     parts_s = pd.concat(columns, axis=1, keys=PARTS)
@@ -94,7 +107,7 @@ def _mean_parts(cell: pd.DataFrame, default: str, chosen: str) -> pd.DataFrame:
 
 
 def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
-    """Return the bars for `workbook.plots.paired_bars`.
+    """Return the bars as `workbook.plots.paired_bars` takes them.
 
     Parameters
     ----------
@@ -105,25 +118,29 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
     -------
     dict of str to (DataFrame, str)
         By heading, the bars, and the text below them that says which bar of a pair is
-        which. A heading counts in how many cases the best is faster.
+        which. The heading says in how many cases the best configuration is faster than the
+        default, out of those in which it is another one.
     """
     drawn = {}
     for place, table in bars.items():
         names = []
-        # A pair is a default and, after it, a best configuration, which names the pair.
+        # Every second row is a best configuration, after the default of its case. Its label,
+        # such as "64, best: 1x64" or in the simulation "64, 1x64", names both bars.
         for label in table.index[1::2]:
             case, configuration = label.replace("best: ", "").split(", ", 1)
             names.append(f"{readable(case)}: {readable(configuration)}")
         renamed = table.set_axis(np.repeat(names, 2))
         renamed = renamed.rename(columns={PARTS[0]: "compute only"})
 
+        # The sum of the parts is an iteration. Iterations of the default and of the best
+        # alternate.
         default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
+        n_faster = sum(best_s < default_s)
         # If the default is the best, both bars have the same numbers. Such a pair does not
         # count.
-        n_faster = sum(best_s < default_s)
         n_different = sum(best_s != default_s)
         best = "best configuration"
-        # In the simulation, the best is the best of figure 8, and there are no rounds.
+        # The simulation has no rounds. Its best configuration is that of figure 8.
         if place != SIMULATED:
             best += " of the odd rounds"
         heading = (

@@ -16,7 +16,7 @@ BATCHES = (16, 32, 64, 128)
 RESNET = ("ResNet-18", 32)
 """The network and the batch of figures 4 and 5."""
 ROUNDING = np.array([-0.005, 0.005])
-"""How far a number of figures 2 and 3, which print two decimals, may be off."""
+"""The least and the largest rounding error of figures 2 and 3, which print two decimals."""
 
 
 def configurations(grid: pd.DataFrame) -> list[str]:
@@ -49,9 +49,11 @@ def throughput() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network and batch, and a column for each configuration.
+        A row for each network and batch, and a column for each configuration. It is NaN
+        where the figure prints nothing.
     """
     rows = paper_table("sharing", "fig08").set_index(["network", "batch"])
+    # Other columns of the file are the printed speedup and a note.
     return rows.filter(regex=r"^\d+x\d+$")
 
 
@@ -62,13 +64,14 @@ def gains() -> pd.DataFrame:
     -------
     DataFrame
         A row for each network, batch and configuration, with the ``gain`` in per cent
-        and the ``case``.
+        and the ``case``, such as "ResNet-18, 32".
     """
     images_per_s = throughput().rename_axis("configuration", axis=1)
     percent = 100 * (images_per_s.div(images_per_s[DEFAULT], axis=0) - 1)
+    # From a column for each configuration to a row for each.
     return with_case(percent.stack().rename("gain").reset_index())
 
 
 def with_case(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows with ``case``, the network and the batch as one text."""
+    """Return rows with ``case``, the network and the batch as one text: "ResNet-18, 32"."""
     return rows.assign(case=rows["network"] + ", " + rows["batch"].astype(str))

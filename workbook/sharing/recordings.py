@@ -50,17 +50,18 @@ def recorded(data: str = "") -> Tables:
     Returns
     -------
     mapping of str to DataFrame
-        Those of KINDS that are recorded.
+        The table of each of KINDS that is recorded.
     """
     tables = {}
+    # None if no recording has training of several ranks.
     source = open_sharing(data)
     for kind in KINDS:
-        # All tables but "controls" have a prefix in recordings.
+        # Recordings call "kernels" sharing_kernels, and so on. Only "controls" has no prefix.
         name = kind if kind == "controls" else f"sharing_{kind}"
         if not (source and source.has(name)):
             continue
-        # Iterations are compared round by round. Several files may number rounds alike, which
-        # `rounds` tells apart.
+        # Iterations are compared round by round. Several files may number their rounds from 0.
+        # `rounds` renumbers them, so that no two rounds have the same number.
         if kind == "iterations":
             tables[kind] = source.rounds(name)
         else:
@@ -84,12 +85,12 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
     Returns
     -------
     dict of str to DataFrame
-        "iterations", and "kernels" if they are recorded. It is empty if no recording has
-        a single GPU.
+        "iterations", and "kernels" if they are recorded, of the first recording that has
+        training on a GPU. The dict is empty if there is none.
     """
     directories = list(places.list_recorded())
     if data:
-        # A text with a slash is a directory, and any other text is a name.
+        # A text with a slash is a directory. Any other text is the name of a recorded machine.
         named = Path(data) if "/" in data else places.RECORDED / data
         directories = [named, *directories]
     for directory in directories:
@@ -105,48 +106,65 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of a single GPU's table ``sharing``, as several ranks have them.
 
-    They are of single precision, with a stand-in for the all-reduce of at most two ranks.
-    Each sample counts as a round.
+    The result has the columns that figures read of the table "iterations". It has the
+    iterations in single precision during which a stand-in, a kernel that occupies the GPU as
+    an all-reduce would, takes the place of the messages of at most two ranks. The paper has
+    two. Each sample counts as a round.
     """
+    # Other quantities than "iteration" were measured without messages.
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
     rows = rows.rename(columns={"sample": "repeat", "seconds": "iteration_s"})
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
-    # A policy such as "last_1x64" sends the last message with these blocks and threads. By the
-    # policy "same" all messages have the same, and ``last`` is empty.
+    # By a policy such as "last_1x64" the last message has blocks and threads of its own. By the
+    # policy "same" it has those of all others, and ``last`` is empty.
     last = rows["policy"].str.partition("_")[2]
-    # The exposed time goes from the end of the backward pass to the update, which may be
-    # longer than messages were under way. Then nothing overlaps.
+    # The exposed time goes from the end of the backward pass to the update. If it is longer
+    # than all communication, nothing overlaps, and the negative difference becomes 0.
     overlap_s = rows["communication_s"] - rows["exposed_communication_s"]
     return rows.assign(
         plan="ddp",
-        link=[_link("stand-in", rate) for rate in rows["bytes_per_s_asked"]],
+        link=[_link(SENDERS["standin"], rate) for rate in rows["bytes_per_s_asked"]],
+        # Such as "2x256", or "2x256+1x64" with the last message after the "+".
         configuration=shape.where(last == "", shape + "+" + last),
         overlap_s=overlap_s.clip(lower=0),
     )
 
 
 def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernels of a ``contention`` table with their times alone.
+    """Return the kernels of a single GPU's table ``contention``, as several ranks have them.
 
-    The configuration is the blocks and threads of the stand-in, or the direction of a copy
-    engine's copies. The link is what communicates, and how fast.
+    Parameters
+    ----------
+    contention : DataFrame
+        Times of kernels, alone (the communication "none") and during communication.
+
+    Returns
+    -------
+    DataFrame
+        The rows during communication by a stand-in or a copy engine. ``kernel_beside_s`` is
+        the time of a kernel then, and ``kernel_alone_s`` its median time alone. The
+        ``configuration`` is the blocks and threads of the stand-in, or the direction of the
+        copy engine's copies. The ``link`` is what communicates, and how fast.
     """
-    # "idle" is no kernel, but communication alone. A stand-in with a limit on its buffers
-    # (fifo_bytes) stays in a cache, unlike real messages.
+    # The kernel "idle" stands for no kernel at all, only communication. A stand-in with a limit
+    # on its buffers (fifo_bytes above 0) stays in a cache, unlike real messages.
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
     same_kernel = ["kernel", "ranks"]
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(same_kernel)["seconds"].median()
     rows = rows.join(alone_s.rename("kernel_alone_s"), on=same_kernel)
 
+    # "copy_engine_h2d" becomes the sender "copy engine" and the direction "h2d". A stand-in has
+    # no direction, which is NaN.
     direction = rows["communication"].str.extract(DIRECTION, expand=False)
     sender = rows["communication"].str.replace(DIRECTION, "", regex=True).map(SENDERS)
     rows = rows.assign(
         sender=sender, direction=direction, kernel_beside_s=rows["seconds"]
     )
-    # Other communication, such as that of the processor, is not shown.
+    # The sender is NaN for kernels alone and for other communication, such as that of the
+    # processor, which figures do not show.
     rows = rows.dropna(subset="sender")
     shape = rows["blocks"].astype(str) + "x" + rows["threads"].astype(str)
     return rows.assign(
@@ -156,7 +174,12 @@ def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
 
 
 def _link(sender: str, bytes_per_s: float) -> str:
-    """Return how figures call a link of a single GPU. A rate of 0 is unlimited."""
+    """Return how figures call a link of a single GPU.
+
+    ``sender`` is one of the values of SENDERS. ``bytes_per_s`` is the rate that a stand-in
+    was asked to keep, 0 for no limit.
+    """
+    # A copy engine is never limited.
     if sender != SENDERS["standin"]:
         return sender
     if bytes_per_s:
@@ -168,14 +191,14 @@ def _link(sender: str, bytes_per_s: float) -> str:
 
 
 def by_link(tables: Tables, kind: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield each link on which a kind was measured, and its rows."""
+    """Yield each link on which one of KINDS was measured, and its rows."""
     if kind in tables:
         for link, rows in tables[kind].groupby("link"):
             yield str(link), rows
 
 
 def default_of(rows: pd.DataFrame) -> str:
-    """Return the default among the configurations of rows, or "" if they lack it."""
+    """Return the one of DEFAULTS that is a configuration of rows, or "" if none is."""
     measured = set(rows["configuration"])
     return next((name for name in DEFAULTS if name in measured), "")
 
@@ -205,27 +228,30 @@ def least_first(name: str) -> tuple[int, ...]:
     Parameters
     ----------
     name : str
-        A configuration: blocks and threads ("2x256"), or threads, cores and priority
-        ("t2-free-normal"), of which the threads may be left out. After a "+" stand the
-        resources of the last message.
+        A configuration: blocks and threads of an all-reduce ("2x256"), or threads, cores
+        and priority of gloo ("t2-free-normal"), of which the threads may be left out. A "+"
+        comes before the resources of the last message, if they are others.
 
     Returns
     -------
     tuple of int
         The key is smaller for fewer resources. Configurations that give the last message
-        other resources are the last.
+        other resources come after all others, whatever these resources are.
     """
     first, plus, _ = name.partition("+")
     has_other_last = bool(plus)
+    # The ending "-omp2" says that a rank computes with two threads.
     words = re.fullmatch(
         r"(?:t(?P<threads>\d)-)?(?P<cores>free|own|one)-(?P<priority>\w+)(?P<omp>-omp2)?",
         first,
     )
     if words is None:
-        # Blocks and threads, such as "2x256".
+        # Blocks and threads, such as "2x256", sort by blocks first.
         numbers = re.findall(r"\d+", first)
         return (has_other_last, *map(int, numbers))
+    # Threads of gloo run on any core, on the core of their rank, or on one core for all ranks.
     cores = ("free", "own", "one").index(words["cores"])
+    # From the lowest priority to the highest.
     priorities = ("idle", "nice10", "normal", "raised")
     priority = priorities.index(words["priority"])
     # A name without a number of threads comes first.
@@ -247,13 +273,15 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
     value : str
         The column of the quantity.
     keys : sequence of str
-        The columns that tell cases apart, or none if all rows are one case.
+        The columns that tell cases apart, such as "network". Without any, all rows are one
+        case.
 
     Returns
     -------
     DataFrame
-        A row for each case, round and configuration, with the ``ratio``. It lacks rounds
-        without the default. The samples of a configuration in a round count as their mean.
+        A row for each case, round and configuration, with ``keys``, ``repeat`` and the
+        ``ratio``. It is the mean of the configuration's samples in the round over the mean
+        of the default's. Rounds without the default are left out.
     """
     in_round = [*keys, "repeat"]
     by_configuration = rows.groupby([*in_round, "configuration"], sort=False)
@@ -262,6 +290,7 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
     default = means[is_default].set_index(in_round)[value]
     ratios = means.join(default.rename("default"), on=in_round)
     ratios = ratios.assign(ratio=ratios[value] / ratios["default"])
+    # The ratio is NaN in a round without the default.
     return ratios.dropna(subset="ratio")
 
 
@@ -280,9 +309,11 @@ def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each case, with the keys, ``value``, ``lower`` and ``upper``.
+        A row for each case, with the keys, the median under the name ``value``, and the ends
+        of the interval, ``lower`` and ``upper``. They are infinite for too few samples.
     """
     medians = []
+    # Each case is a tuple with the values of the keys.
     for case, samples in rows.groupby(list(keys), sort=False)[value]:
         lower, upper = median_interval(samples.to_numpy())
         medians.append((*case, float(samples.median()), lower, upper))
@@ -300,23 +331,28 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each of CELL and configuration, with the ``gain``, ``lower`` and
-        ``upper`` in per cent.
+        A row for each network, batch, plan and link (CELL) and configuration. It has the
+        median ``gain`` over rounds and its 95% interval from ``lower`` to ``upper``, in per
+        cent.
     """
     ratios = over_default(iterations, "iteration_s", CELL)
-    # Throughput is inversely proportional to the time of an iteration.
+    # An iteration of r times the default's has 1 / r times its throughput.
     ratios = ratios.assign(gain=1 / ratios["ratio"] - 1)
     gains = summed(ratios, [*CELL, "configuration"], "gain")
     return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
 
 
 def resnet_gains(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the `throughputs` of OURS at the batch with the most configurations.
+    """Return the `throughputs` of ResNet-18 (OURS) at the batch with the most configurations.
 
-    They are of DDP's own plan (`plain`).
+    Only iterations count that `plain` keeps: those of DDP's own plan, in which each rank
+    computes with one thread.
     """
     resnet = iterations[iterations["network"].isin(OURS)]
     gains = throughputs(plain(resnet))
+    # Without any row there is no batch to choose.
     if gains.empty:
         return gains
-    return gains[gains["batch"] == gains["batch"].value_counts().idxmax()]
+    # Each row is a configuration, so that the most frequent batch has the most of them.
+    most_configurations = gains["batch"].value_counts().idxmax()
+    return gains[gains["batch"] == most_configurations]

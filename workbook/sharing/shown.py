@@ -35,32 +35,39 @@ def readable(name: Any) -> Any:
     Parameters
     ----------
     name : Any
-        The name of a link, a configuration, a network, a batch, a network and a batch, or
-        a kernel. What is no text, such as a number of blocks, is returned as it is.
+        The name of a panel, a link, a configuration, a network, a network and a batch, or
+        a kernel. Only the name of a link may begin with "here, ", which is left out. What is
+        no text, such as a number of blocks, is returned as it is.
 
     Examples
     --------
     >>> readable("here, emulated:1gbit-delay2ms"), readable("t1-free-idle+t2-own-raised")
     ('Processor, 1 Gbit/s, 2 ms', 't1 idle + t2 own raised')
-    >>> readable("resnet18_64, 8")
-    'ResNet-18, 64 px, 8'
+    >>> readable("resnet18_64, 8"), readable("batch_norm"), readable("here, copy engine")
+    ('ResNet-18, 64 px, 8', 'batch norm', 'copy engine')
     """
     if not isinstance(name, str):
         return name
     if name in TITLES:
         return TITLES[name]
-    without_place = name.removeprefix("here, ")
-    link = _LINK.fullmatch(without_place)
+    # The bars of figures 6 and 7 have names such as "here, lab:1gbit".
+    without_here = name.removeprefix("here, ")
+    link = _LINK.fullmatch(without_here)
     if link:
+        # Only processors were joined by such links.
         title = f"Processor, {link['rate']} {link['prefix'].upper()}bit/s"
         if link["delay_ms"]:
             title += f", {link['delay_ms']} ms"
         return title
     if _CONFIGURATION.match(name):
-        # Free cores are the common case, which goes without saying.
+        # Free cores are the common case, which goes without saying: "free-idle" and
+        # "t1-free-idle" become "idle" and "t1 idle".
         words = re.sub("-free|^free-", "", name)
         return words.replace("-", " ").replace("+", " + ")
-    first, comma, rest = without_place.partition(", ")
+    # A network, alone or with a batch after the comma, gets its title. All other names, such as
+    # "stand-in, 10 GB/s", "batch_norm" or "1x64", have no title, and stay as they are but for
+    # underscores.
+    first, comma, rest = without_here.partition(", ")
     return f"{specs.network_title(first).replace('_', ' ')}{comma}{rest}"
 
 
@@ -68,7 +75,7 @@ def readable(name: Any) -> Any:
 
 
 def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.DataFrame:
-    """Return a heat map as a table with a row for each of its numbers.
+    """Return the cells of a heat map as a table with a row for each number.
 
     Parameters
     ----------
@@ -78,7 +85,7 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         The numbers, each with its ``configuration``, and with ``lower`` and ``upper`` if
         they have an interval.
     value : str
-        The column of the numbers.
+        The column of ``rows`` with the numbers. Rows without a number are left out.
     index : str, optional
         The column that names the rows of the map, whose columns are then configurations.
         By default, rows and columns are the two parts of a configuration's name, such as
@@ -89,8 +96,10 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
     -------
     DataFrame
         The columns ``panel``, ``row``, ``column``, ``value``, ``lower``, ``upper``, and
-        ``order``, by which the columns of the map are sorted.
+        ``order``, by which the columns of the map are sorted. Without an interval, ``lower``
+        and ``upper`` are NaN.
     """
+    # ``parts`` says in which row and column of the map each number stands.
     if index:
         parts = pd.DataFrame({"row": rows[index], "column": rows["configuration"]})
         # Rows of the map stand in the order in which they are given.
@@ -98,6 +107,7 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
     else:
         rows = one_group(rows)
         parts = _parts_of_name(rows["configuration"])
+        # All numbers are sorted by their configuration alone.
         row_order = 0
     table = parts.assign(
         panel=panel,
@@ -112,9 +122,13 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
 
 
 def _parts_of_name(configurations: pd.Series) -> pd.DataFrame:
-    """Return which ``row`` and ``column`` of a heat map each configuration has."""
-    # Configurations of a processor are such as "t2-free-normal", and others such as "2x256".
+    """Return the ``row`` and the ``column`` of a heat map in which each configuration stands.
+
+    All configurations are of a processor, such as "t2-free-normal", or all are blocks and
+    threads, such as "2x256".
+    """
     if configurations.str.startswith("t").any():
+        # Threads are the columns. Cores and priority together are the rows.
         return configurations.str.extract(r"(?P<column>t\d)-(?P<row>.*)")
     shapes = configurations.str.extract(r"(?P<row>\d+)x(?P<column>\d+)")
     return shapes.astype(int)
@@ -126,9 +140,10 @@ def as_saved(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def largest(table: pd.DataFrame) -> list[float]:
-    """Return the largest number of the paper and, if there are any, of our panels.
+    """Return the largest number of the paper, and the largest of all other panels.
 
-    The first panel of ``table``, which `cells` has made, is that of the paper.
+    ``table`` has the rows of `cells` of all panels, the paper's first. If it has no other
+    panel, the list has only the paper's number.
     """
     is_paper = table["panel"] == table["panel"].iloc[0]
     groups = (table[is_paper], table[~is_paper])
@@ -141,16 +156,17 @@ def maps(table: pd.DataFrame, between: str = "") -> dict[str, Panel]:
     Parameters
     ----------
     table : DataFrame
-        The cells of all panels.
+        The rows of `cells` of all panels.
     between : str, optional
-        If given, it follows the name of the panel in the heading. After it, the heading
-        counts the gains that lie beyond their intervals.
+        If given, the numbers are gains, and the heading is the name of the panel, this
+        text, and how many gains have an interval above 0 or below it. By default, the
+        heading is only the name.
     """
     drawn = {}
     for name, rows in table.groupby("panel", sort=False):
         heading = readable(name)
         if between:
-            # A printed number has no interval.
+            # A printed gain has no interval, and stands for both ends of one.
             lower = rows["lower"].fillna(rows["value"])
             upper = rows["upper"].fillna(rows["value"])
             heading += (
@@ -166,15 +182,18 @@ def _panel(rows: pd.DataFrame) -> Panel:
     rows = rows.assign(
         row=rows["row"].map(readable), column=rows["column"].map(readable)
     )
-    # A pivot sorts rows and columns by name. Rows keep the order of `cells` instead.
+    # A pivot sorts rows and columns by name. Rows keep the order of `cells` instead, and
+    # columns follow the configurations, from the least resources to the most.
     row_names = rows["row"].unique()
     column_names = rows.sort_values("order")["column"].unique()
+    # Names in words explain themselves. Rows that are numbers are blocks, and then the columns
+    # are threads.
     row_axis = ""
     column_axis = ""
-    # Rows that are numbers are blocks, and then the columns are threads.
     if isinstance(row_names[0], int | np.integer):
         row_axis = "blocks"
         column_axis = "threads"
+    # The columns have two levels: "value", "lower" or "upper", and the column of the map.
     wide = rows.pivot(index="row", columns="column", values=["value", *ENDS])
     wide = wide.astype(float).rename_axis(index=row_axis, columns=["", column_axis])
     numbers, lower, upper = (

@@ -36,20 +36,24 @@ def table1() -> pd.DataFrame:
         The printed table, with two more columns:
 
         flops_computed
-            The FLOP of matrix products, 2 a multiply-add, NaN for kernels without any.
+            The FLOP of matrix products, 2 for a multiply-add, and NaN for kernels that
+            have no matrix product.
         bytes_computed
-            The bytes that are read or written, 4 an element. How average pooling is
-            applied is not stated, so that only the bytes that it reads count.
+            The least bytes that are read or written, 4 for an element. How average pooling
+            is applied is not stated, so that only the bytes that it reads count.
     """
+    # ``elements`` is the number of elements in the input of a kernel.
     images, channels, height, width = SHAPE
     elements = math.prod(SHAPE)
     pixels = height * width
     # The convolution has 64 output channels, and the linear layer 64 output values.
     outputs = 64
-    # The convolution has a stride of 2 in both directions, and filters of 7 x 7.
+    # The convolution has filters of 7 x 7, and a stride of 2 in both directions, so that its
+    # output has as many channels as its input, and a quarter of the pixels.
     convolved = elements / 4
     multiply_adds_a_value = channels * 7 * 7
     weights = outputs * multiply_adds_a_value
+    # The linear layer turns the pixels of each channel into 64 values. It has a bias.
     linear_values = images * channels * outputs
     linear_weights = pixels * outputs + outputs
 
@@ -60,6 +64,8 @@ def table1() -> pd.DataFrame:
         "Linear": linear_values * pixels,
         "ReLU": math.nan,
     }
+    # Batch norm and ReLU read their input and write as much. The convolution and the linear
+    # layer read their input and weights, and write their output.
     moved_elements = {
         "Average Pooling": elements,
         "Batch Norm": 2 * elements,
@@ -81,8 +87,9 @@ def table2() -> pd.DataFrame:
     -------
     DataFrame
         A row for each network and batch, with ``best`` and ``gain_percent`` as printed.
-        ``best_from_fig08`` has all configurations that tie for the best in figure 8, and
-        ``gain_percent_computed`` has their gain.
+        ``best_from_fig08`` lists all configurations that tie for the best in figure 8,
+        ``gain_percent_computed`` is their gain, and ``gain_percent_difference`` the relative
+        difference between the computed gain and the printed one.
     """
     rows = []
     gains = []
@@ -109,8 +116,9 @@ def table2() -> pd.DataFrame:
 @check("sharing-best-gain")
 def _best_gain() -> Result:
     """Return the largest gain of any network at any batch."""
-    gains = throughput().max(axis=1) / throughput()[DEFAULT]
-    network, batch = gains.idxmax()
+    # The best throughput over the default's orders cases as the gain, which is 1 less, does.
+    ratios = throughput().max(axis=1) / throughput()[DEFAULT]
+    network, batch = ratios.idxmax()
     return implied.gain(network, batch)
 
 
@@ -126,7 +134,8 @@ def _vit_flops() -> Result:
 def _best_threads() -> pd.DataFrame:
     """Return how many threads the best configurations of Table 2 have in all blocks.
 
-    There is a row for each network, and a column for each batch.
+    A configuration such as "3x64" has 3 x 64 = 192. There is a row for each network, and a
+    column for each batch in ascending order.
     """
     table = paper_table("sharing", "tab02").set_index("network")
     best = table[[f"best_{batch}" for batch in BATCHES]]
@@ -136,34 +145,41 @@ def _best_threads() -> pd.DataFrame:
 @check("sharing-threads-fall")
 def _threads_fall() -> Result:
     """Count the networks whose best number of threads never rises with the batch."""
-    # The first batch has no smaller one to be compared with.
-    steps = _best_threads().diff(axis=1).iloc[:, 1:]
-    constant = ", ".join(steps.index[(steps == 0).all(axis=1)])
-    # In Figure 8, four configurations of VGG-19 tie at batch 32. Table 2 prints 4x64, with the
-    # 256 threads of batch 16. Of the other three, 1x512 and 3x128 have more threads. With one
-    # of these, VGG-19's number would rise, and 6 networks would be left.
+    # By how many threads a batch differs from the next smaller one. The first batch has none.
+    changes = _best_threads().diff(axis=1).iloc[:, 1:]
+    never_rises = (changes <= 0).all(axis=1)
+    constant = ", ".join(changes.index[(changes == 0).all(axis=1)])
+    # In Figure 8, four configurations of VGG-19 tie at batch 32. Table 2 prints 4x64, which has
+    # 256 threads, as the best configuration of batch 16 has. Of the three others, 1x512 and
+    # 3x128 have more threads. With one of these two, VGG-19's number would rise from batch 16 to
+    # 32, and the count of networks would be 6.
     note = (
         f"from Table 2: all fall but {constant}; "
         "by two of three ties of VGG-19 at batch 32 it would be 6"
     )
-    return own((steps <= 0).all(axis=1).sum(), note)
+    return own(never_rises.sum(), note)
 
 
 @check("sharing-intensity-order")
 def _intensity_order() -> Result:
     """Count the networks that reach the least threads in the order of their intensity.
 
-    Such a network reaches 64 threads at no larger a batch than any of lower intensity.
+    The paper says that networks of larger intensity, FLOP per parameter, reach 1x64 as their
+    best configuration sooner when the batch grows. A network counts if it reaches these 64
+    threads at no larger a batch than any network of lower intensity.
     """
     intensity = paper_table("sharing", "tab02").set_index("network")["intensity"]
     by_intensity = intensity.sort_values(kind="stable").index
+    # A row for each network, in ascending order of intensity, and a column for each batch.
     has_least = _best_threads().loc[by_intensity] == 64
-    # The number of the first batch with 64 threads, or that after the last.
+    # The index in BATCHES of the first batch with 64 threads, or one after the last batch if
+    # there is none. The argmax of booleans is the first that is true.
     first_batch = np.where(
         has_least.any(axis=1), has_least.to_numpy().argmax(axis=1), len(BATCHES)
     )
     # A network is late if one of lower intensity reached 64 threads at a smaller batch.
     is_late = first_batch > np.minimum.accumulate(first_batch)
+    # The only late network is ViT-Base/16, which others precede at batch 32.
     late = throughput().xs(32, level="batch").loc[has_least.index[is_late]]
     rates = ", ".join(
         f"{network}, {row['1x64']:.0f} against {row.max():.0f} images/s"
@@ -173,11 +189,13 @@ def _intensity_order() -> Result:
         f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {rates}"
     )
     in_order = int((~is_late).sum())
-    # The networks are in the order of their intensity.
-    in_order_of_intensity = pd.Series(range(len(first_batch)))
-    tendency = in_order_of_intensity.corr(pd.Series(first_batch).rank())
-    # By at least a half, as other claims of similarity are judged. The claim is about a number
-    # of networks, so that a tendency counts as all of them.
+    # Spearman's correlation is that of ranks. The networks are in the order of their intensity,
+    # so that their positions are its ranks.
+    intensity_ranks = pd.Series(range(len(first_batch)))
+    tendency = intensity_ranks.corr(pd.Series(first_batch).rank())
+    # A correlation of at least a half counts, as in other claims of similarity. It is negative,
+    # because a larger intensity goes with a smaller batch. The claim is about a number of
+    # networks, so that a tendency counts as all of them.
     in_tendency = len(first_batch) if tendency <= -0.5 else 0
     readings = {
         "every network": own(in_order, f"{in_order} of {len(first_batch)}"),
