@@ -86,18 +86,21 @@ def build(
     Raises
     ------
     UserError
-        If a notebook fails, or if there is none of a number.
+        If a notebook fails, or if no notebook has one of the numbers in ``only``.
     """
-    published = places.REPORTS if recorded else places.BUILD / "reports"
-    reports = (reports or published).resolve()
+    default_reports = places.REPORTS if recorded else places.BUILD / "reports"
+    reports = (reports or default_reports).resolve()
     executed = places.BUILD / "executed"
     measured = (data or places.BUILD / "measured").resolve()
+    # The empty parameter tells notebooks to show recordings only. Then nothing in ``measured``
+    # is an input of theirs.
     here = "" if recorded else str(measured)
     inputs = (places.DATA,) if recorded else (places.DATA, measured)
     chosen = notebooks(only)
     alone = []
     if not recorded:
-        # A notebook that measures would be disturbed by others.
+        # A notebook that measures would be disturbed by others. A file's name begins with the
+        # two digits of its number.
         alone = [path for path in chosen if path.name[:2] in MEASURING]
     # The last notebooks take the longest. They begin first, so that none of them is left to run
     # alone at the end.
@@ -116,6 +119,8 @@ def build(
     # The import is here because it takes longer than running a small notebook.
     from workbook.site import website
 
+    # The site has all notebooks. Those not chosen have a copy if they were run earlier, and are
+    # shown without results if not.
     all_notebooks = notebooks()
     copies = [executed / notebook.name for notebook in all_notebooks]
     existing = [copy for copy in copies if copy.is_file()]
@@ -128,14 +133,14 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     Parameters
     ----------
     only : sequence of str, optional
-        The numbers of the notebooks. By default all.
+        The numbers of the notebooks, of two digits each. By default all.
     folder : Path, optional
-        The folder of notebooks.
+        The folder of notebooks. By default notebooks/.
 
     Raises
     ------
     UserError
-        If there is no notebook of a number.
+        If no notebook has one of the numbers in ``only``.
     """
     folder = folder or places.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
@@ -158,7 +163,7 @@ def run(
     timeout_s: float = TIMEOUT_S,
     at_once: int = 1,
 ) -> list[bool]:
-    """Run notebooks.
+    """Run those notebooks whose results of an earlier run cannot be kept.
 
     However the call ends, no process outlives it.
 
@@ -167,13 +172,15 @@ def run(
     chosen : sequence of Path
         The notebooks. Their exercises are answered by their solutions.
     here : str, optional
-        The value of the parameter ``here``.
+        The value of the notebooks' parameter ``here``, the directory of what was measured on
+        this machine. Empty means that nothing was.
     executed : Path
         The directory for executed copies.
     reports : Path
         The directory for figures and key numbers.
     inputs : sequence of Path, optional
-        The directories of data that notebooks read.
+        The directories of data that notebooks read. If a file in them changes, all notebooks
+        are run again.
     timeout_s : float, optional
         The time that a notebook may take.
     at_once : int, optional
@@ -205,6 +212,7 @@ def run(
                     directory=folder / str(number),
                 )
             )
+        # `is_kept` prints a line for each notebook that is kept.
         kept = [run.is_kept() for run in runs]
         pending = [run for run, is_kept in zip(runs, kept, strict=True) if not is_kept]
         _run_all(pending, here, timeout_s, at_once)
@@ -223,10 +231,10 @@ def _check_open_files() -> None:
 
 
 def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
-    """Return what the results of every notebook depend on.
+    """Return what the results of every notebook depend on, as texts.
 
-    It is the version of Python, the installed distributions, the packages, the data and
-    the parameter ``here``.
+    They are the version of Python, the versions of installed distributions, a hash of the
+    files of PACKAGES and of the data in ``inputs``, and the parameter ``here``.
     """
     versions = {f"{dist.name} {dist.version}" for dist in metadata.distributions()}
     files: list[Path] = []
@@ -239,10 +247,15 @@ def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
 
 
 def _state(notebook: Path, common: Sequence[str]) -> str:
-    """Return the hash of everything that the results of a notebook depend on."""
+    """Return the hash of everything that the results of a notebook depend on.
+
+    ``common`` is what `_common_state` returns.
+    """
     folder = notebook.parent
-    # A notebook may read what the notebooks before it wrote.
+    # A notebook may read what the notebooks before it wrote. Names begin with numbers, so that
+    # those before it have smaller names.
     up_to_it = [path for path in folder.glob("*.ipynb") if path.name <= notebook.name]
+    # Its exercises are answered by its solutions, if it has any.
     notebooks_hash = _digest(*up_to_it, exercises.SOLUTIONS / notebook.name)
     text = json.dumps([*common, notebooks_hash])
     return hashlib.sha256(text.encode()).hexdigest()
@@ -284,12 +297,15 @@ class _Run:
     executed, reports : Path
         The directories for its copy, and for its figures and key numbers.
     state : str
-        The hash of everything that the results depend on. A note next to the copy keeps
-        the state of the last run.
+        The hash of everything that the results depend on.
     label : str
         How messages name the notebook.
     directory : Path
         The working directory of the process.
+    copy, note : Path
+        The executed copy in ``executed``, and the JSON file next to it. The note has the
+        ``state`` of the last run, the ``seconds`` that it took, and under ``made`` the
+        hashes of its results by name.
     """
 
     notebook: Path
@@ -307,7 +323,7 @@ class _Run:
         print(f"{self.label} {words}", file=sys.stderr, flush=True)
 
     def _hashes(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the hashes of those results that exist.
+        """Return the hashes of those results that exist, by name.
 
         Parameters
         ----------
@@ -332,6 +348,7 @@ class _Run:
         # A run that failed or was interrupted leaves a note without a state.
         if note.get("state") != self.state:
             return False
+        # A result was changed or removed since that run.
         if note["made"] != self._hashes(note["made"]):
             return False
         self._print(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
@@ -346,8 +363,9 @@ class _Run:
             The value of the parameter ``here``.
         """
         self._print("...")
-        # A note without a state says that results may be incomplete, until the run has ended.
+        # Until the run has ended, a note without a state says that results may be incomplete.
         atomic_write(self.note, b"{}")
+        # The notebook writes into a directory of its own, which is published if it succeeds.
         (self.directory / "reports").mkdir(parents=True)
         # The process runs in another directory, where it must import the same packages.
         search_path = [str(PACKAGES[0].parent)]
@@ -357,8 +375,10 @@ class _Run:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(search_path),
             outputs.REPORTS_VARIABLE: f"{self.directory}/reports",
+            # Exercises are answered by their solutions.
             exercises.SOLVED_VARIABLE: "1",
         }
+        # The process runs `execute` with the last two of these as its arguments.
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
         with open(self.directory / "log", "wb") as log:
@@ -376,29 +396,33 @@ class _Run:
     def end(self) -> None:
         """End the process and its kernel, and wait until both have ended.
 
-        The kernel would end by itself once its parent has ended. But while the kernel
+        The kernel would end by itself some time after its parent. But while the kernel
         still writes, the folder of the run cannot be removed.
         """
         kernels: list[psutil.Process] = []
+        # The process may have ended by itself meanwhile. Then it has no children.
         with suppress(psutil.NoSuchProcess):
             kernels = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         # This waits for the process, and closes its standard input.
         self.process.communicate()
         for kernel in kernels:
+            # The kernel may have ended by itself, too.
             with suppress(psutil.NoSuchProcess):
                 kernel.kill()
         psutil.wait_procs(kernels, timeout=KERNEL_ENDS_S)
 
     def is_done(self, timeout_s: float) -> bool:
-        """Return whether the process has ended, in which case its results are in place.
+        """Return whether the process has ended, and publish its results if so.
 
         Raises
         ------
         UserError
-            If the notebook failed, or takes longer than ``timeout_s``.
+            If the notebook failed, or takes longer than ``timeout_s``. In the second case the
+            process is still running, and `_run_all` ends it.
         """
         seconds = time.monotonic() - self.begun_s
+        # The exit status is None while the process is running.
         status = self.process.poll()
         if status is None and seconds <= timeout_s:
             return False
@@ -410,6 +434,7 @@ class _Run:
             limit = units.format_seconds(timeout_s)
             self._fail(f"took longer than {limit}: it was ended")
         if status != 0:
+            # The log is empty if the process was killed.
             self._fail(self._last_line() or _ending(status))
         self._publish(seconds)
         self._print(f"done in {units.format_seconds(seconds)}")
@@ -445,7 +470,7 @@ class _Run:
 
 
 def execute(notebook: str, here: str) -> str:
-    """Run a notebook by papermill, with its copy in the working directory.
+    """Run a notebook by papermill, which writes the executed copy into the working directory.
 
     Parameters
     ----------
@@ -465,10 +490,11 @@ def execute(notebook: str, here: str) -> str:
     from jupyter_core.utils import run_sync
 
     content = nbformat.read(notebook, as_version=4)
+    # Papermill would warn of a parameter that the notebook does not have.
     has_here = "here" in papermill.inspect_notebook(content)
     # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
-    # cell. Empty kernel_dirs exclude installed kernels named python3, which may belong to another
-    # Python than this one.
+    # cell. Without any kernel_dirs, the kernel "python3" is that of this Python. An installed one
+    # of this name may belong to another Python.
     kernel = AsyncKernelManager(
         connection_file=os.path.abspath("kernel.json"),
         transport="ipc",
@@ -488,7 +514,7 @@ def execute(notebook: str, here: str) -> str:
                 progress_bar=False,
             )
     except RuntimeError as error:
-        # The kernel died, or did not start.
+        # The kernel died, or did not start. Then it may have no process.
         process = getattr(kernel.provisioner, "process", None)
         status = process.poll() if process else None
         died = f"{' '.join(str(error).split())}; it {_ending(status)}"
@@ -498,18 +524,19 @@ def execute(notebook: str, here: str) -> str:
 
 
 def _failure(copied: Sequence[Any], died: str) -> str:
-    """Return why an executed notebook failed, or an empty string.
+    """Return why an executed notebook failed, or an empty string if it did not fail.
 
     Parameters
     ----------
     copied : sequence of NotebookNode
         The cells of the executed copy.
     died : str
-        How the kernel died, or an empty string.
+        How the kernel died, or an empty string if it did not die.
     """
-    # Cells are counted as in the stored notebook.
+    # Cells are counted as in the stored notebook, which lacks those that papermill inserted.
     cells = [cell for cell in copied if INSERTED.isdisjoint(cell.metadata.tags)]
-    # The cell that was begun last is the one in which the notebook failed, if it failed.
+    # Papermill notes when it begins a cell, and begins none after a failure. If the notebook
+    # failed, it did so in the cell that was begun last. Numbers of cells start at 1.
     begun = [n for n, cell in enumerate(cells, 1) if cell.metadata.papermill.start_time]
     if not begun:
         return f"its kernel did not start: {died}"
@@ -518,6 +545,7 @@ def _failure(copied: Sequence[Any], died: str) -> str:
         return f"failed in cell {number}: {died}"
     for output in cells[number - 1].get("outputs", ()):
         if output.output_type == "error":
+            # The last line of a message says most.
             last_line = output.evalue.strip().splitlines()[-1]
             return f"failed in cell {number}: {output.ename}: {last_line}"
     return ""

@@ -42,25 +42,27 @@ def cases() -> dict[str, dict[str, Any]]:
             The cost of a message: ``alpha_s`` and ``beta_s_per_byte`` of a line. Recorded
             networks also have a ``table`` of the measured ``bytes`` and ``seconds``.
         ends
-            The plan with which the page opens. It is PyTorch's default for the recorded
-            networks, and one message per gradient for the network "toy". A plan is given by
-            the number of gradients that are sent when each message has been, in ready order.
+            The plan with which the page opens: for each of its messages, how many gradients
+            in ready order have been sent after it. The plan is PyTorch's default for the
+            recorded networks, and one message per gradient for the network "toy".
         about
             What the page says of the network.
     """
     recording = source.open_source()
     collectives = recording.table("collectives")
+    # All-reduces over the link and among the workers of the running example.
     messages = collectives[
         (collectives["collective"] == "all_reduce")
         & (collectives["link"] == example.LINK)
         & (collectives["ranks"] == example.WORKERS)
     ]
     # The page takes the time of a message from the table of measured medians. Its sliders
-    # start at the line, and what a reader adds to the line is added to the table.
+    # start at the line, and what a reader adds to the line is added to the table. No
+    # uncertainty is shown, so that nothing is drawn for it (draws=0).
     line = fit(LINE_FORM, messages["bytes"], messages["seconds"], draws=0).cost
     calibration = Calibration.of(collectives, draws=0)
     measured = calibration.between(example.LINK, example.WORKERS).cost
-    # A calibration has a table by default.
+    # By default, a calibration has a table of the measured medians, and no line.
     assert isinstance(measured, Table)
     shown = {name: _recorded_case(recording, name, line, measured) for name in NETWORKS}
     shown["toy"] = _toy_case()
@@ -92,6 +94,8 @@ def _recorded_case(
         "A GPU would compute faster: make computing shorter to see the effect."
     )
     case = _case(ddp(workload), workload, line, about)
+    # The table has the line once more. From it the page counts what the sliders, which change
+    # the line of the wire, have added.
     case["wire"]["table"] = {
         "bytes": measured.bytes.tolist(),
         "seconds": measured.seconds.tolist(),
@@ -102,9 +106,10 @@ def _recorded_case(
 
 
 def _toy_case() -> dict[str, Any]:
-    """Return the toy network and the line of notebook 00.
+    """Return the network of notebook 00, which has three equal layers, and its cost of messages.
 
-    A gradient has 100 MiB here, and 100 bytes there.
+    A gradient has 100 MiB here, and 100 bytes in the notebook. The cost of a byte is smaller
+    here, so that the message of a gradient takes 2.5 s in both.
     """
     workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
     line = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
@@ -116,7 +121,10 @@ def _toy_case() -> dict[str, Any]:
 
 
 def cost_of(case: dict[str, Any]) -> AlphaBeta | Table:
-    """Return the cost of messages with which the page opens a case."""
+    """Return the cost of messages with which the page opens one of `cases`.
+
+    It is the measured table of a recorded network, and the line of the toy network.
+    """
     wire = case["wire"]
     if "table" in wire:
         return Table(wire["table"]["bytes"], wire["table"]["seconds"])
@@ -126,7 +134,10 @@ def cost_of(case: dict[str, Any]) -> AlphaBeta | Table:
 def _case(
     plan: FusionPlan, workload: Workload, line: AlphaBeta, about: str
 ) -> dict[str, Any]:
-    """Return a network, its plan and its cost as the script of the page reads them."""
+    """Return a network, its plan and its cost as the script of the page reads them.
+
+    `cases` describes the result.
+    """
     return {
         "forward_s": workload.forward_s,
         "backward_s": workload.backward_s.tolist(),

@@ -35,7 +35,10 @@ A page is a tree of many thousand objects that all stay reachable."""
 
 
 def to_mathml(formula: str, display: str) -> str:
-    """Return a formula as MathML. Raises ValueError for what latex2mathml does not know.
+    """Return a formula in LaTeX as MathML.
+
+    ``display`` is "inline" or "block". If latex2mathml cannot convert the formula, a
+    ValueError names the reason.
 
     >>> to_mathml("x < 1", "inline")
     '<math xmlns="" display="inline"><mrow><mi>x</mi><mo>&#x0003C;</mo><mn>1</mn></mrow></math>'
@@ -46,7 +49,9 @@ def to_mathml(formula: str, display: str) -> str:
         mathml = str(converter.convert(text, xmlns="", display=display))
     except Exception as error:  # its exceptions have no common base
         raise ValueError(f"{text!r} ({type(error).__name__})") from error
-    # latex2mathml does not refuse a command that it does not know, but writes it as an identifier.
+    # latex2mathml does not refuse a command that it does not know, but writes it as an identifier
+    # (<mi>) that begins with a backslash, a brace or an ampersand. "&#" begins a character's
+    # number, which is no such command.
     unknown = re.search(r"<mi>([\\{}&](?!#)[^<]*)", mathml)
     if unknown:
         raise ValueError(f"{text!r} (unknown: {unknown[1]})")
@@ -69,7 +74,7 @@ def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) 
     Parameters
     ----------
     translator : HTML5Translator
-        The translator that writes the page.
+        The translator that writes the page. Its ``body`` is the HTML so far.
     node : Element
         The formula.
     display : str
@@ -85,6 +90,7 @@ def _write_math(translator: HTML5Translator, node: nodes.Element, display: str) 
     except ValueError as error:
         LOGGER.warning("cannot show the formula %s", error, location=node)
         raise nodes.SkipNode from error
+    # A wide formula scrolls by itself, so that the page does not.
     if display == "block":
         mathml = f'<div class="math scroll">{mathml}</div>'
     translator.body.append(mathml)
@@ -98,16 +104,22 @@ def describe(
     context: dict[str, Any],
     doctree: nodes.document | None,
 ) -> None:
-    """Give a page the description and the title that search engines and messengers show."""
+    """Give a page the description and the title that search engines and messengers show.
+
+    Sphinx calls this function on the event html-page-context, whose arguments it takes. The
+    description and the title are added to the ``metatags`` of ``context``, the HTML for the
+    head of the page.
+    """
     # A page that Sphinx makes itself, such as the search, has no source.
     if doctree is None:
         return
-    # The name stands in for a title that a page does not have.
+    # The first title is that of the page. Without one, the name of the page takes its place.
     title = nodes.fully_normalize_name(pagename)
     for found in doctree.findall(nodes.title):
         title = found.astext()
         break
     words = _description(doctree)
+    # The content of each tag, by the attribute that says what it is.
     tags = {
         'name="description"': words,
         'property="og:title"': title,
@@ -115,15 +127,17 @@ def describe(
         'property="og:type"': "article",
         'property="og:site_name"': app.config.html_title,
     }
-    for name, content in tags.items():
+    for attribute, content in tags.items():
+        # These two characters cannot stand in a quoted attribute.
         escaped = content.replace("&", "&amp;").replace('"', "&quot;")
-        context["metatags"] += f'\n<meta {name} content="{escaped}">'
+        context["metatags"] += f'\n<meta {attribute} content="{escaped}">'
 
 
 def _description(doctree: nodes.document) -> str:
-    """Return the first paragraph of a page, cut after a word to at most LONGEST characters.
+    """Return the first paragraph of a page, or "" if it has none.
 
-    The first paragraph of a notebook is its objective.
+    The first paragraph of a notebook is its objective. If a paragraph is longer than LONGEST
+    characters, it is cut after a word, and " ..." is added.
     """
     for paragraph in doctree.findall(nodes.paragraph):
         words = " ".join(paragraph.astext().split()).removeprefix("Objective: ")
@@ -138,8 +152,8 @@ def list_parameters(
 ) -> None:
     """Turn the lines ``name : description`` at the top of a docstring into a list of reST.
 
-    Without this, reST takes these lines for one paragraph. Everything from the first underlined
-    heading on is left to numpydoc.
+    A description may go on in indented lines. Without a list, reST takes all these lines for
+    one paragraph. Everything from the first underlined heading on is left to numpydoc.
 
     Parameters
     ----------
@@ -148,13 +162,16 @@ def list_parameters(
     lines : list of str
         The docstring, which is changed in place.
     """
-    # The first section begins at its heading, which is the line above the underline.
+    # Without a heading, the whole docstring is the top. The first section begins at its heading,
+    # which is the line above the underline.
     end = len(lines)
     for index, line in enumerate(lines):
         if re.fullmatch("-{3,}", line):
             end = index - 1
             break
     listed: list[str] = []
+    # Whether the line before this one belongs to an item of the list. reST needs an empty line
+    # before and after a list.
     is_item = False
     for line in lines[:end]:
         parameter = re.match(r"([\w, /]+?) : (.+)", line)
@@ -164,6 +181,7 @@ def list_parameters(
             listed.append(f"* **{parameter[1]}**: {parameter[2]}")
             is_item = True
         elif is_item and line.startswith(" "):
+            # The description of the parameter goes on.
             listed.append(f"  {line.strip()}")
         else:
             if is_item:
@@ -174,7 +192,11 @@ def list_parameters(
 
 
 def link_to_repository(app: Sphinx, config: Config) -> None:
-    """Show the launch buttons and "open an issue", which need the address of the repository."""
+    """Show the launch buttons and "open an issue", which need the address of the repository.
+
+    Sphinx calls this function on the event config-inited. The buttons are options of the theme,
+    which are added to those of ``config``.
+    """
     address = config.repository_address
     # CITATION.cff may have no address.
     if not address:
@@ -197,10 +219,13 @@ def import_library(app: Sphinx, env: BuildEnvironment, docnames: list[str]) -> N
 
     The library imports a module when one of its names is first used. If autodoc were the first
     to use a name, it would do so without the mock of PyTorch, and import PyTorch for seconds in
-    each process.
+    each process. Sphinx calls this function on the event env-before-read-docs, with the names of
+    the pages that it is going to read.
     """
+    # Only pages of the reference are read from docstrings.
     if any(name.startswith("reference/") for name in docnames):
         with mock(app.config.autodoc_mock_imports):
+            # The use of a name imports its module.
             for name in ddlkit.__all__:
                 getattr(ddlkit, name)
 
@@ -210,13 +235,22 @@ def _name_of(alias: TypeAliasForwardRef) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register everything of this module, when Sphinx calls this function."""
+    """Register everything of this module, when Sphinx calls this function.
+
+    Returns
+    -------
+    dict
+        What Sphinx needs to know of an extension: that pages can be read and written in
+        several processes at once.
+    """
+    # `website.build` sets this value on the command line.
     app.add_config_value("repository_address", "", "html", types=(str,))
     app.add_html_math_renderer(
         "mathml",
         inline_renderers=(visit_inline, None),
         block_renderers=(visit_block, None),
     )
+    # Diagrams in Mermaid are shown as plain text.
     app.add_lexer("mermaid", TextLexer)
     # The priority puts this before the theme, which reads its options on the same event.
     app.connect("config-inited", link_to_repository, priority=1)
@@ -228,6 +262,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     # The search index needs the stem of every word. Only 6,000 of the 30,000 words on the pages
     # are different, so that a cache saves most of the work.
     SearchEnglish.stem = functools.cache(SearchEnglish.stem)  # type: ignore[method-assign]
+    # To look for unreachable objects takes time, and pages leave few of them.
     gc.set_threshold(OBJECTS)
     # The priority puts this before numpydoc, which rewrites docstrings on the same event.
     app.connect("autodoc-process-docstring", list_parameters, priority=1)

@@ -56,17 +56,17 @@ def as_page(
         The solutions of its exercises, by number.
     figures : Path, optional
         The directory of published figures. An image that is there byte for byte is
-        linked to, at ``../reports/figures``, instead of being embedded.
+        linked to, at ``../reports/figures``. All others are embedded.
     picture : Entry, optional
-        The figure whose thumbnail is shown next to the title.
+        The figure of the catalog whose thumbnail is shown next to the title.
 
     Returns
     -------
     NotebookNode
         Cells that import, set parameters or draw have the tag ``hide-input``.
-        Consecutive cells that answer a prediction are in one fold of the class
-        ``answer``. An exercise is its hint and its solution, each in a fold of the class
-        ``solution``.
+        Consecutive cells that answer a prediction are in one fold, an HTML element
+        ``details`` of the class ``answer``. An exercise is its hint and its solution, each
+        in a fold of the class ``solution``.
 
     Raises
     ------
@@ -74,6 +74,7 @@ def as_page(
         If an exercise has no solution, or if a fold would contain a heading.
     """
     page = copy.deepcopy(notebook)
+    # The cells of the page, and whether the last of them stands in an open fold.
     cells: list[Any] = []
     in_fold = False
     for cell in page.cells:
@@ -98,6 +99,7 @@ def as_page(
             _fold_code(cell)
             cell.outputs = list(_shown(cell.outputs, figures))
         cells.append(cell)
+    # The last cell of the notebook may be part of an answer.
     if in_fold:
         cells.append(_markdown("</details>", f"fold-{len(cells)}"))
     _add_notes(cells, picture, was_run(page))
@@ -108,12 +110,12 @@ def as_page(
 def _is_answer(cell: Any) -> bool:
     """Return whether a cell is part of the answer to a prediction.
 
-    Such cells, and only they, are also collapsed in the notebook.
+    The cells of an answer, and no others, are collapsed in the stored notebook.
 
     Raises
     ------
     UserError
-        If such a cell contains a heading.
+        If a cell of an answer contains a heading.
     """
     # JupyterLab notes under this key that a cell is collapsed.
     if not cell.metadata.get("jupyter"):
@@ -127,9 +129,17 @@ def _is_answer(cell: Any) -> bool:
 
 
 def _add_notes(cells: Sequence[Any], picture: Entry | None, was_run: bool) -> None:
-    """Add a thumbnail, and a note if the notebook was not run, below the title.
+    """Add a thumbnail and, if the notebook was not run, a note below the title.
 
-    The first cell, whose first line is the title, is changed in place.
+    Parameters
+    ----------
+    cells : sequence of NotebookNode
+        The cells of a page. The first cell, whose first line is the title, is changed in
+        place.
+    picture : Entry or None
+        The figure whose thumbnail is shown. None shows no thumbnail.
+    was_run : bool
+        Whether the notebook was run.
     """
     notes = []
     if picture is not None:
@@ -171,14 +181,17 @@ def _has_heading(cell: Any) -> bool:
 def _fold_code(cell: Any) -> None:
     """Tag a code cell whose code is collapsed, and set the line that myst-nb shows instead.
 
-    The cell is changed in place. A cell whose code is shown stays as it is.
+    The cell is changed in place. A cell whose code is shown only gets an empty list of tags,
+    if it has none.
     """
     tags = cell.metadata.setdefault("tags", [])
     summary = code_summary(cell.source, tags)
+    # The code is shown.
     if not summary:
         return
     if "hide-input" not in tags:
         tags.append("hide-input")
+    # The same line stands above the code, whether it is collapsed or not.
     prompts = {"code_prompt_show": summary, "code_prompt_hide": summary}
     cell.metadata["mystnb"] = prompts
 
@@ -186,10 +199,11 @@ def _fold_code(cell: Any) -> None:
 def code_summary(source: str, tags: Sequence[str] = ()) -> str:
     """Return the line that stands for collapsed code, or "" if the code is shown.
 
-    The line is made from the comment with which the code begins.
-
     Code with a ``def`` is an algorithm and is shown, except in the cell that imports
-    and checks parameters.
+    and checks parameters. All other code is collapsed. Its line is made from the comment
+    with which the code begins, if there is one.
+
+    ``tags`` are those of the cell.
 
     >>> code_summary("def step(): ..."), code_summary("import numpy as np")
     ('', 'Code: imports')
@@ -198,6 +212,7 @@ def code_summary(source: str, tags: Sequence[str] = ()) -> str:
     """
     if "parameters" in tags:
         return "Code: parameters"
+    # The cell that imports and checks parameters may have a ``def``, too.
     is_setup = "parameters.validate(" in source
     if is_setup:
         return "Code: imports"
@@ -228,7 +243,9 @@ def _only_imports(source: str) -> bool:
 def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
     """Yield the outputs of a cell that are meant to be read, with links that work on the site.
 
-    The links start from the folder ``notebooks/``. Outputs in HTML are changed in place.
+    An output is left out if it is only the text of an object or of a path, such as that of a
+    figure's file. Links start from the folder ``notebooks/``. Outputs in HTML are changed in
+    place.
 
     Parameters
     ----------
@@ -240,14 +257,15 @@ def _shown(outputs: Sequence[Any], figures: Path | None) -> Iterator[Any]:
     for output in outputs:
         # Printed text and errors have no data.
         data = output.get("data", {})
-        # The text of an object that also has HTML or an image is not shown.
-        is_text = set(data) == {"text/plain"}
-        if is_text and _OBJECT.match("".join(data["text/plain"]).strip()):
+        # An object that also has HTML or an image is shown by these, and not by its text.
+        is_only_text = set(data) == {"text/plain"}
+        if is_only_text and _OBJECT.match("".join(data["text/plain"]).strip()):
             continue
         if "text/html" in data:
             text = _FIGURE.sub(
-                lambda figure: _figure(figure, figures), "".join(data["text/html"])
+                lambda match: _figure(match, figures), "".join(data["text/html"])
             )
+            # Links to plotted numbers lead to the published file.
             data["text/html"] = _NUMBERS.sub(r'href="../reports/figures/\1.csv"', text)
         yield output
 
@@ -264,9 +282,10 @@ def _figure(match: re.Match[str], figures: Path | None) -> str:
         to. Otherwise it is embedded.
     """
     source = f"data:image/png;base64,{match['data']}"
-    named = _NUMBERS.search(match["caption"])
-    if figures is not None and named:
-        file = figures / f"{named[1]}.png"
+    # The caption links to the plotted numbers, whose file has the name of the figure.
+    link_to_numbers = _NUMBERS.search(match["caption"])
+    if figures is not None and link_to_numbers:
+        file = figures / f"{link_to_numbers[1]}.png"
         if file.is_file() and file.read_bytes() == b64decode(match["data"]):
             source = f"../reports/figures/{file.name}"
     image = f'<img alt="{match["alt"]}" width="{match["width"]}" loading="lazy" src="{source}">'
@@ -285,7 +304,11 @@ def _exercise_number(tags: Sequence[str]) -> int | None:
 
 
 def _exercise(number: int, solutions: Mapping[int, Solution]) -> list[Any]:
-    """Return cells with the hint and the solution of an exercise, each in a fold of its own."""
+    """Return cells with the hint and the solution of an exercise, each in a fold of its own.
+
+    ``solutions`` are those of the notebook by number. If the exercise has none, a UserError
+    says so.
+    """
     if number not in solutions:
         raise UserError(f"exercise {number} has no solution")
     hint, code, explanation = solutions[number]
@@ -302,6 +325,8 @@ def _exercise(number: int, solutions: Mapping[int, Solution]) -> list[Any]:
 def answer_code(code: str, number: int) -> str:
     """Return the statements of a solution that its answer needs, without those that check answers.
 
+    The answer to exercise 1 is the value of the name ``answer_1``.
+
     >>> print(answer_code("half = 2\\nanswer_1 = 1 / half\\nwrong_1 = [answer_1, 3]", 1))
     half = 2
     answer_1 = 1 / half
@@ -311,8 +336,8 @@ def answer_code(code: str, number: int) -> str:
     text: list[str] = []
     for index in sorted(_needed_statements(statements, f"answer_{number}")):
         # The lines between two statements, such as comments, belong to the second one. Line
-        # numbers count from 1, so that the last line of a statement is where the next one begins
-        # in the list.
+        # numbers count from 1 and indices from 0, so that the number of a statement's last line
+        # is the index of the line after it.
         begin = (statements[index - 1].end_lineno or 0) if index else 0
         text += lines[begin : statements[index].end_lineno]
     return "\n".join(text).strip("\n")
@@ -321,7 +346,8 @@ def answer_code(code: str, number: int) -> str:
 def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
     """Return the indices of the statements that the last value of a name depends on.
 
-    At least one statement must set the name.
+    At least one of the ``statements``, which are the top level of a solution, must set the
+    name.
     """
     changing = [
         index
@@ -329,7 +355,8 @@ def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
         if name in _changed(statement)
     ]
     last = changing[-1]
-    # A function may call another one that is defined below it.
+    # Statements after the last change of the name cannot matter. An exception are functions: a
+    # function may call another one that is defined below it.
     candidates = [
         index
         for index, statement in enumerate(statements)
@@ -353,11 +380,12 @@ def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
 
 
 def _used(statement: ast.stmt) -> set[str]:
-    """Return the names from outside of a statement that the statement uses.
+    """Return the names that a statement uses and that may be set outside of it.
 
-    The bodies of functions that it defines count, too.
+    Names in the bodies of functions that the statement defines count, too.
     """
     names: set[str] = set()
+    # Python's tables of symbols: one for the top level, with one for each function inside it.
     tables = [symtable.symtable(ast.unparse(statement), "solution", "exec")]
     while tables:
         table = tables.pop()
@@ -372,7 +400,11 @@ def _used(statement: ast.stmt) -> set[str]:
 
 
 def _changed(statement: ast.stmt) -> set[str]:
-    """Return the names that a statement binds, or whose objects it may change."""
+    """Return the names that a statement binds, or whose objects it may change.
+
+    An object may change by a call that is a statement of its own, such as names.append(x), or
+    by an assignment to its items or attributes.
+    """
     table = symtable.symtable(ast.unparse(statement), "solution", "exec")
     names = {
         symbol.get_name()

@@ -45,7 +45,7 @@ class Page:
     core : bool
         Whether it belongs to the core path.
     minutes, working : int
-        The minutes that it takes to read, and with its exercises. They are 0 if they
+        The minutes that it takes to read, and to read with its exercises. They are 0 if they
         are not stated.
     """
 
@@ -58,6 +58,8 @@ class Page:
         prose = "\n".join(cell.source for cell in cells)
         self.title = _first(r"^#\s+(.+)$", prose) or self.name
         self.core = self.title.endswith("(core)")
+        # Objective and time are items of the list below the title, such as
+        # "* **Time:** 13 minutes; 25 with the exercises".
         self.line = _first(r"^\* \*\*Objective:\*\* (.+)$", prose)
         self.minutes = int(_first(r"^\* \*\*Time:\*\* (\d+) minutes", prose) or 0)
         working = _first(r"^\* \*\*Time:\*\* \d+ minutes; (\d+) with", prose)
@@ -72,17 +74,24 @@ class Page:
 def write_reports(reports: Path) -> dict[str, Any]:
     """Write ``REPRODUCTION.md`` and ``GOALS.md`` into a reports directory.
 
+    Parameters
+    ----------
+    reports : Path
+        The reports directory, which already has figures and key numbers.
+
     Returns
     -------
     dict
-        The values that templates of pages are given: ``verdicts`` and their ``counts``,
-        ``requirements`` and how many of them were met, ``summaries``, ``entries`` of the
-        catalog, those among them that are ``figures`` of these reports or still
-        ``planned``, and ``papers``.
+        The values that templates of pages are given: ``verdicts`` and their ``counts`` by
+        paper, ``requirements`` and how many of them were met (``requirements_met``), the key
+        numbers of notebooks (``summaries``), all ``entries`` of the catalog, those among
+        them that are ``figures`` of these reports and those that are not (``planned``), and
+        ``papers``, the references of CITATION.cff.
     """
-    lines = verdicts.published(reports)
-    judged = lines[verdicts.FILE]
-    required = lines[verdicts.REQUIREMENTS_FILE]
+    # Verdicts on the papers' claims, and outcomes of requirements of PyTorch's cost models.
+    tables = verdicts.published(reports)
+    judged = tables[verdicts.FILE]
+    required = tables[verdicts.REQUIREMENTS_FILE]
     citation = (places.ROOT / "CITATION.cff").read_text(encoding="utf-8")
     entries = catalog.load()
     figures = [entry for entry in entries if outputs.is_made(entry.id, reports)]
@@ -97,6 +106,7 @@ def write_reports(reports: Path) -> dict[str, Any]:
         "planned": [entry for entry in entries if entry not in figures],
         "papers": yaml.safe_load(citation)["references"],
     }
+    # In this page, each of the ``figures`` comes with its deviations.
     reproduction = render("reproduction.md", values | _deviations(reports, figures))
     store.atomic_write_text(reports / "REPRODUCTION.md", reproduction)
     store.atomic_write_text(reports / "GOALS.md", render("goals.md", values))
@@ -104,11 +114,16 @@ def write_reports(reports: Path) -> dict[str, Any]:
 
 
 def _deviations(reports: Path, figures: Sequence[catalog.Entry]) -> dict[str, Any]:
-    """Return the ``figures`` of REPRODUCTION.md, each with how far its numbers may be off."""
+    """Return the ``figures`` of REPRODUCTION.md, each with how far its numbers deviate.
+
+    The value is a list of pairs of an entry of the catalog and what `catalog.deviations`
+    returns of it: sentences such as "max of |error| is 0.1, limit 0.2", each with whether
+    the limit is kept.
+    """
     pairs = []
     for entry in figures:
-        _, path = outputs.figure_files(entry.id, reports)
-        numbers = pd.read_csv(path)
+        _image, csv_file = outputs.figure_files(entry.id, reports)
+        numbers = pd.read_csv(csv_file)
         pairs.append((entry, catalog.deviations(entry, numbers)))
     return {"figures": pairs}
 
@@ -120,28 +135,32 @@ def bucket_page() -> str:
 
 
 def recorded_for(entry: catalog.Entry) -> list[str]:
-    """Return the campaigns from which a figure is drawn, of those with goals or coverage.
+    """Return the campaigns from which a figure is drawn, of those that GOALS.md lists.
 
-    Their order is that of the frozen tables, and each is named once.
+    GOALS.md lists campaigns with goals or with the coverage of intervals. The order is that
+    of the files goals.csv and coverage.csv, and each campaign is named once.
     """
-    names = [
+    listed = [
         *accuracy.frozen("goals")["campaign"],
         *accuracy.frozen("coverage")["campaign"],
     ]
+    # An input such as "data/recorded/*/campaign-osf/runs-*.csv" lies in the folder of its
+    # campaign.
     recorded = [name for name in entry.inputs if name.startswith("data/recorded/")]
     folders = {Path(name).parent.name for name in recorded}
-    return [name for name in dict.fromkeys(names) if name in folders]
+    return [name for name in dict.fromkeys(listed) if name in folders]
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Return a rendered template.
 
-    A template of HTML escapes every value that is not marked as safe.
+    A template of HTML escapes every value that is not marked as safe. A template that uses
+    an unknown name raises an error.
 
     Parameters
     ----------
     template : str
-        The name of its file.
+        The name of its file in workbook/site.
     values : mapping
         The values that the template is given, by name.
     """
@@ -150,6 +169,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         autoescape=template.endswith(".html"),
         undefined=jinja2.StrictUndefined,
     )
+    # By the name that templates use, as in {{ share | percent }}.
     environment.filters |= {
         "number": outputs.format_number,
         "percent": "{:.1%}".format,

@@ -74,9 +74,10 @@ def filled(text: str) -> str:
     UserError
         If a passage has a name that nothing computes, or if a mark has no counterpart.
     """
-    # A complete passage has a mark before and a mark after it.
-    marks_in_pairs = 2 * len(_PASSAGE.findall(text))
-    if len(_MARK.findall(text)) != marks_in_pairs:
+    # A complete passage has a mark before and a mark after it. Any further mark has no
+    # counterpart.
+    n_paired_marks = 2 * len(_PASSAGE.findall(text))
+    if len(_MARK.findall(text)) != n_paired_marks:
         raise UserError(
             "a mark of a computed passage has no counterpart: each passage needs "
             "'<!-- computed: NAME -->' before and '<!-- end of NAME -->' after it"
@@ -155,7 +156,10 @@ def _working(pages: list[Page]) -> str:
 
 @_passage
 def course_in_brief() -> str:
-    """Return with which notebook to begin, and how long the core path and the course take."""
+    """Return with which notebook to begin, and how long the core path and the course take.
+
+    The notebook that is only looked up does not count as part of the course.
+    """
     core, whole = _core_and_whole(notebooks())
     return _paragraph(
         "**Learn it.** The core path, which begins with "
@@ -168,7 +172,10 @@ def course_in_brief() -> str:
 
 @_passage
 def reading_times() -> str:
-    """Return the sums of the reading times, and below them the table of all notebooks."""
+    """Return the sums of the reading times, and below them the table of all notebooks.
+
+    The sums leave out the notebook REFERENCE, which is not read but looked up.
+    """
     pages = notebooks()
     core, whole = _core_and_whole(pages)
     sums = _paragraph(
@@ -186,6 +193,7 @@ def reading_times() -> str:
         link = f"[{page.number} {_title(page)}](../notebooks/{page.name}.ipynb)"
         if page.core:
             link += ", core"
+        # The objective of a notebook says what a student can do after it.
         ability = _in_a_table(page.line)
         rows.append(f"| {link} | {ability} | {page.minutes} | {page.working} |")
     return "\n".join([sums, "", head, *rows])
@@ -202,16 +210,20 @@ def _in_a_table(sentence: str) -> str:
 
 @_passage
 def default_and_best() -> str:
-    """Return what PyTorch's default costs GoogLeNet, and what it costs ResNet-50."""
-    # Both networks send over the link of the running example.
+    """Return what PyTorch's default costs GoogLeNet, and what it costs ResNet-50.
+
+    The default is the plan "ddp", and the best plan "exact".
+    """
+    # The running example is GoogLeNet. Both networks send over its link.
     running = example.load()
     resnet50 = source.open_source().profile("resnet50").workload()
-    step_s = _steps_s(running.profiled, running.cost, "ddp", "exact")
+    googlenet_s = _steps_s(running.profiled, running.cost, "ddp", "exact")
     resnet_s = _steps_s(resnet50, running.cost, "ddp", "exact")
     apart = resnet_s["ddp"] / resnet_s["exact"] - 1
     return (
-        f"On `buckets.html` the step of GoogLeNet takes {_ms(step_s['ddp'])} under PyTorch's default "
-        f"and {_ms(step_s['exact'])} under the best plan. With ResNet-50 the two are {apart:.1%}\n"
+        f"On `buckets.html` the step of GoogLeNet takes {_ms(googlenet_s['ddp'])} under "
+        f"PyTorch's default and {_ms(googlenet_s['exact'])} under the best plan. "
+        f"With ResNet-50 the two are {apart:.1%}\n"
         "apart. Ask why before you show it: GoogLeNet's last bucket holds nearly all bytes and can leave "
         "only when the backward pass\nis over."
     )
@@ -219,7 +231,10 @@ def default_and_best() -> str:
 
 @_passage
 def answer_plans() -> str:
-    """Return the third question for a class with its answer, on plans of the running example."""
+    """Return the third question for a class with its answer, on plans of the running example.
+
+    The plans are PyTorch's default, that of the greedy algorithm MG-WFBP, and the best one.
+    """
     plans = ("ddp", "mg_wfbp", "exact")
     running = example.load()
     step_s = _steps_s(running.profiled, running.cost, *plans)
@@ -231,7 +246,7 @@ def answer_plans() -> str:
 
 
 def _steps_s(workload: Workload, cost: MessageCost, *plans: str) -> dict[str, float]:
-    """Return the predicted steps of a workload under plans, by plan, in seconds."""
+    """Return the predicted step of a workload under each plan, in seconds by plan."""
     return {
         plan: predict(workload, make_plan(plan, workload, cost), cost).iteration_s
         for plan in plans
@@ -249,7 +264,8 @@ def _ms(seconds: float) -> str:
 def goals_met() -> str:
     """Return how many preset goals were met, and where the most were missed."""
     counts = accuracy.goal_counts()
-    # By name of a campaign that met less than half of its goals, how many of how many it met.
+    # By the name of each set (campaign) that met less than half of its goals, a text such as
+    # "1 of 7". The paragraph names the two on sharing a processor.
     poor = counts["poor_sets"]
     missed = counts["sharded_intervals"] - counts["sharded_intervals_met"]
     return _paragraph(
@@ -267,11 +283,13 @@ def goals_met() -> str:
 def goals_by_standing() -> str:
     """Return how many preset and how many exploratory goals were met.
 
-    Sets are campaigns, and poor sets are those that met less than half of their goals.
+    A goal is preset if it was committed before the first run. Campaigns that met less than
+    half of their preset goals are named, with a link to them.
     """
     counts = accuracy.goal_counts()
     preset = counts["preset"]
     met = counts["preset_met"]
+    # A quote is a text such as "1 of 7".
     poor_sets = ", ".join(
         f"`{name}` [{quote}](../reports/GOALS.md#{name})"
         for name, quote in counts["poor_sets"].items()
@@ -300,6 +318,7 @@ def citation() -> dict[str, Any]:
 @_passage
 def colab() -> str:
     """Return the cell that installs the workbook in a hosted notebook, such as on Colab."""
+    # Without an address, a word stands in its place.
     address = citation().get("repository-code", _NO_ADDRESS)
     return (
         "```python\n"
@@ -313,8 +332,9 @@ def colab() -> str:
 
 @_passage
 def cite_workbook() -> str:
-    """Return the workbook's own entry for BibTeX."""
+    """Return the workbook's own entry for BibTeX, in a block of code."""
     cff = citation()
+    # The inner braces keep the capitals of the title, and the author's name in one piece.
     fields = {
         "title": f"{{{cff['title']}}}",
         "author": f"{{{cff['authors'][0]['name']}}}",
@@ -332,10 +352,9 @@ def cite_papers() -> str:
 
 
 def _reference(entry: dict[str, Any]) -> str:
-    """Return one reference of CITATION.cff as an entry for BibTeX.
-
-    Fields that the reference lacks are empty. BibTeX keeps the capitals of a title in braces.
-    """
+    """Return one reference of CITATION.cff as an entry for BibTeX."""
+    # BibTeX keeps the capitals of a title in braces. `_bibtex` drops the fields that the
+    # reference lacks, which are empty here.
     fields = {
         "title": f"{{{entry['title']}}}",
         "author": " and ".join(_author(author) for author in entry["authors"]),
@@ -346,6 +365,7 @@ def _reference(entry: dict[str, Any]) -> str:
         "doi": entry.get("doi", ""),
         "url": entry.get("url", ""),
     }
+    # The kind follows from where the reference was published.
     if entry["type"] == "software":
         kind = "software"
     elif "conference" in entry:

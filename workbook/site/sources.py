@@ -99,7 +99,7 @@ def assemble(
     Returns
     -------
     Path
-        The directory.
+        The directory ``folder``.
 
     Raises
     ------
@@ -107,11 +107,13 @@ def assemble(
         If a notebook cannot be shown. The error names it.
     """
     shutil.rmtree(folder, ignore_errors=True)
+    # A copy has the name of its notebook.
     copies = {path.name: path for path in executed}
     pages = [Page(copies.get(path.name, path)) for path in notebooks]
     for page in pages:
         picture = picture_of(page.name, values["figures"], reports)
         write_notebook(page, folder, reports, picture)
+    # Documents and whatever these and the notebooks link to, copied into the directory.
     mirror = _mirrored(pages, folder, reports)
     write_figures(values["figures"], folder, reports)
     atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
@@ -120,7 +122,20 @@ def assemble(
 
 
 def _mirrored(pages: Sequence[Page], folder: Path, reports: Path) -> Mirror:
-    """Copy the documents, the two reports, and all files to which these and notebooks link."""
+    """Copy the documents, the two reports, and all files to which these and notebooks link.
+
+    Parameters
+    ----------
+    pages : sequence of Page
+        The notebooks.
+    folder, reports : Path
+        The directories, as for `assemble`.
+
+    Returns
+    -------
+    Mirror
+        The record of what was copied, which copies further files on request.
+    """
     mirror = Mirror(folder, reports)
     for path in sorted(places.ROOT.glob("docs/*.md")):
         mirror.add(f"docs/{path.name}")
@@ -136,8 +151,16 @@ def _write_generated(
 ) -> None:
     """Write the pages of GENERATED and of REFERENCE into the folder of the mirror.
 
-    ``values`` are those that `workbook.site.pages.write_reports` returned.
+    Parameters
+    ----------
+    pages : sequence of Page
+        The notebooks.
+    mirror : Mirror
+        The copied documents. The front page has it copy the images that it shows.
+    values : mapping
+        What `workbook.site.pages.write_reports` returned.
     """
+    # Templates use these values by name. Each template lists its own at its top.
     given = {
         **values,
         "pages": pages,
@@ -147,7 +170,8 @@ def _write_generated(
         "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
         "figure": mirror.figure,
-        # For notebooks that were not run here, the numbers are those of the published reports.
+        # The key numbers of notebooks. If a notebook was not run here, its numbers are those of
+        # the published reports.
         "summaries": outputs.read_summaries(places.REPORTS) | values["summaries"],
         "here": measured_here(values["summaries"].get("on-this-machine", {})),
     }
@@ -164,7 +188,9 @@ def measured_here(summary: Mapping[str, Any]) -> str:
     Parameters
     ----------
     summary : mapping
-        The key numbers that notebook 05 keeps under "on-this-machine".
+        The key numbers that notebook 05 keeps under "on-this-machine": for real trainings
+        and for replays, how many cases there are, and the median error of the predictions.
+        It is empty if nothing was measured.
     """
     errors = []
     if summary.get("training_cases"):
@@ -184,7 +210,7 @@ def measured_here(summary: Mapping[str, Any]) -> str:
 def write_notebook(
     page: Page, folder: Path, reports: Path, picture: catalog.Entry | None = None
 ) -> None:
-    """Write a notebook as Sphinx reads it.
+    """Write a notebook into the folder ``notebooks`` of the directory that Sphinx reads.
 
     Parameters
     ----------
@@ -222,14 +248,15 @@ def picture_of(
     notebook : str
         The name of the notebook.
     figures : sequence of Entry
-        The figures that exist in ``reports``.
+        The figures and tables that exist in ``reports``.
     reports : Path
         The directory with ``figures/``.
     """
     for entry in figures:
+        # A table of a paper has an id such as "sharing-tab2".
         if entry.notebook != notebook or "-tab" in entry.id:
             continue
-        image, _ = outputs.figure_files(entry.id, reports)
+        image, _csv_file = outputs.figure_files(entry.id, reports)
         width, height = PIL.Image.open(image).size
         # An image that is much wider than high is a typeset table, even if its id does not say so.
         if height > width / 4:
@@ -240,7 +267,15 @@ def picture_of(
 def write_figures(
     figures: Sequence[catalog.Entry], folder: Path, reports: Path
 ) -> None:
-    """Write figures and their numbers to where pages link, and a thumbnail of each."""
+    """Write figures and their numbers to where pages link, and a thumbnail of each.
+
+    Parameters
+    ----------
+    figures : sequence of Entry
+        The figures and tables that exist in ``reports``.
+    folder, reports : Path
+        The directories, as for `assemble`.
+    """
     for entry in figures:
         image, numbers = outputs.figure_files(entry.id, reports)
         for path in (image, numbers):
@@ -251,11 +286,13 @@ def write_figures(
 
 
 def thumbnail_of(image: Path) -> bytes:
-    """Return a figure as a small PNG."""
+    """Return the bytes of a PNG that shows a figure in THUMBNAIL_WIDTH."""
     picture = PIL.Image.open(image).convert("RGB")
+    # An image has one row of pixels at least, however wide the figure is.
     height = max(1, round(picture.height * THUMBNAIL_WIDTH / picture.width))
     small = picture.resize((THUMBNAIL_WIDTH, height), PIL.Image.Resampling.LANCZOS)
     written = io.BytesIO()
+    # With 64 colours, the file is smaller.
     small.quantize(64).save(written, "PNG", optimize=True)
     return written.getvalue()
 
@@ -269,8 +306,10 @@ def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
     """Return the parts of the course that have a notebook.
 
     Each part has its ``name``, its ``pages``, and the ``minutes`` that these take to read.
+    ``pages`` are all notebooks.
     """
     parts = []
+    # Numbers of notebooks are texts of two digits, which compare as numbers do.
     for name, first, last in PARTS:
         of_part = [page for page in pages if first <= page.number <= last]
         minutes = sum(page.minutes for page in of_part)
@@ -280,7 +319,10 @@ def _parts(pages: Sequence[Page]) -> list[dict[str, Any]]:
 
 
 def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
-    """Return the verdicts of each paper, whose key is the first word of a claim's id."""
+    """Return the verdicts of each of PAPERS by its key.
+
+    The id of a claim begins with the key of its paper and a dash.
+    """
     grouped: dict[str, list[Any]] = {paper: [] for paper in PAPERS}
     for verdict in verdicts:
         grouped[verdict["id"].partition("-")[0]].append(verdict)
@@ -288,7 +330,19 @@ def _by_paper(verdicts: Sequence[Mapping[str, str]]) -> dict[str, list[Any]]:
 
 
 def _ordered(documents: Collection[str]) -> dict[str, list[str]]:
-    """Return the names of pages without their ending: ``documents`` of FIRST, then ``project``."""
+    """Return the names of pages in the order of the sidebar, without their ending.
+
+    Parameters
+    ----------
+    documents : collection of str
+        The names of Markdown pages.
+
+    Returns
+    -------
+    dict of str to list of str
+        ``documents`` are the pages for readers in the order of FIRST, and ``project`` all
+        other pages by name.
+    """
     names = sorted(name.removesuffix(".md") for name in documents)
     return {
         "documents": [name for name in FIRST if name in names],
@@ -319,7 +373,7 @@ class Mirror:
         self.files: set[str] = set()
 
     def add(self, name: str) -> None:
-        """Copy a file, and if it is a page also what the page links to.
+        """Copy a file and, if it is a Markdown page, also what the page links to.
 
         Parameters
         ----------
@@ -330,6 +384,7 @@ class Mirror:
         source = self.source(name)
         if source is None or name in self.files:
             return
+        # Pages may link to each other. A file that is noted first is not copied again.
         self.files.add(name)
         target = self.folder / name
         atomic_write(target, source.read_bytes())
@@ -338,17 +393,28 @@ class Mirror:
             self.add_links(name, source.read_text(encoding="utf-8"))
 
     def add_links(self, name: str, text: str) -> None:
-        """Copy the files that a page links to, without notebooks, which are pages already."""
+        """Copy the files that a page links to.
+
+        Notebooks are not copied, because `write_notebook` writes them.
+
+        Parameters
+        ----------
+        name : str
+            The path of the page from the root of the repository, from which its links start.
+        text : str
+            The Markdown of the page.
+        """
         for link in links(text):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
             if not target.startswith("notebooks/"):
                 self.add(target)
 
     def figure(self, figure: str) -> str:
-        """Return Markdown for the front page that shows a figure with its caption.
+        """Return Markdown for the front page that shows a figure with its caption and grade.
 
-        The image is copied. ``figure`` is the id of a figure in the catalog.
+        The image is copied, too. ``figure`` is the id of a figure in the catalog.
         """
+        # Each id is in the catalog once.
         (entry,) = [entry for entry in catalog.load() if entry.id == figure]
         image = f"reports/figures/{figure}.png"
         self.add(image)
@@ -363,10 +429,11 @@ class Mirror:
     def source(self, name: str) -> Path | None:
         """Return the file to copy for a path from the root of the repository, or None.
 
-        A file in ``reports/`` is that of this build, if this build has it.
+        A file in ``reports/`` is that of this build, if this build has it. None means that
+        there is no such file in the repository.
         """
         parts = PurePosixPath(name).parts
-        # A link with ".." can lead out of the repository.
+        # A link with ".." can lead out of the repository. The root itself has no parts.
         if not parts or ".." in parts:
             return None
         path = places.ROOT / name
@@ -380,7 +447,9 @@ class Mirror:
 def links(text: str) -> Iterator[str]:
     """Yield the paths that Markdown links to, but no links to the web or the page itself."""
     for match in _LINK.finditer(text):
+        # Each kind of link has a group of its own, of which one has matched.
         target = next(filter(None, match.groups()))
+        # A link within the page has only what follows the "#".
         path, _, _ = target.partition("#")
         if path and "://" not in path and not path.startswith(("mailto:", "data:")):
             yield path

@@ -65,10 +65,10 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
     -------
     DataFrame
         A row for each claim, the strongest evidence first. The columns are the fields
-        of the claim, RESULT, ``outcome``, ``note`` and ``notebook``. For an open claim,
-        ``low`` and ``high`` are NaN, ``note`` has the reason, and ``notebook`` is the one
-        that will decide the claim. A claim that cannot be judged is open, too, and a
-        line of standard error says why.
+        of `Claim`, those of RESULT, ``outcome``, ``note`` and ``notebook``. A claim that has
+        no check is open or not testable: ``low`` and ``high`` are NaN, ``note`` has the
+        reason, and ``notebook`` is the one that will decide the claim. A claim whose check
+        fails is open, too, and a line of standard error says why.
     """
     if listed is None:
         listed = claims.load_claims()
@@ -83,8 +83,9 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
             print(note, file=sys.stderr)
             cells = _open_cells(notebook="", note=note)
         rows.append({**asdict(claim), **cells})
+    # Members of the two enumerations become plain texts.
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
-    # Evidence lists the strongest kind first.
+    # Evidence lists the strongest kind first. A stable sort keeps the order of claims otherwise.
     strongest_first = [*Evidence]
     return table.sort_values(
         "evidence",
@@ -104,8 +105,14 @@ def _cells(claim: Claim) -> dict[str, Any]:
     """Return the cells of a claim: those of RESULT, ``outcome``, ``note`` and ``notebook``.
 
     An exception of the claim's check is passed on.
+
+    Raises
+    ------
+    UserError
+        If the claim has neither a check nor a row that says why it has none.
     """
     if claim.id not in claims.CHECKS:
+        # The outcome, the reason and the notebook of each claim without a check.
         without_check = claims.without_check()
         if claim.id not in without_check.index:
             raise UserError(
@@ -115,14 +122,16 @@ def _cells(claim: Claim) -> dict[str, Any]:
         cells = _open_cells(row["notebook"], row["why"])
         cells["outcome"] = Outcome(row["outcome"])
         return cells
-    compute_result = claims.CHECKS[claim.id]
-    result = compute_result()
+    check = claims.CHECKS[claim.id]
+    result = check()
     verdict = _settled(claim, result)
     outcome = verdict.outcome
+    # No paper claimed a requirement, which is met or missed instead of reproduced or not.
     if claim.paper == claims.REQUIREMENTS:
         outcome = claims.AS_REQUIREMENT[outcome]
     notes = [note for note in (result.note, verdict.note) if note]
     cells = {name: getattr(result, name) for name in RESULT}
+    # The claim is decided already.
     cells["notebook"] = ""
     cells["note"] = "; ".join(notes)
     cells["outcome"] = outcome
@@ -142,14 +151,16 @@ def _settled(claim: Claim, result: Result) -> Verdict:
     Returns
     -------
     Verdict
-        It is "not testable" if the claim repeats one that is already judged, and "undecided" if
-        the outcome changes when an axis of the grid of settings is scanned in half the step.
+        That of `Claim.verdict`, with two exceptions. It is "not testable" if the claim repeats
+        one that is already judged, and "undecided" if the outcome changes when an axis of the
+        grid of settings, which the paper leaves open, is scanned in half the step.
     """
     repeats = claims.repeats()
     if claim.id in repeats.index:
         judged_by, why = repeats.loc[claim.id, ["judged_by", "why"]]
         return Verdict(Outcome.NOT_TESTABLE, f"the same {why} as {judged_by}")
     verdict = claim.verdict(result)
+    # Recorded outcomes on the grid, and with half its step along each axis.
     halved = claims.halved()
     changes = halved["outcome"] != halved["halved"]
     changed = halved[(halved["claim"] == claim.id) & changes]
@@ -175,10 +186,11 @@ def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        How many claims had each outcome (the columns), by evidence (the rows). The row
-        and the column "all" are sums.
+        How many claims of papers had each outcome (the columns), by evidence (the rows). The
+        row and the column "all" are sums. Outcomes of requirements are left out.
     """
     table = pd.crosstab(verdicts["evidence"], verdicts["outcome"])
+    # All kinds of evidence and all outcomes are shown, also those that no claim has.
     kinds = [str(evidence) for evidence in Evidence]
     table = table.reindex(index=kinds, columns=OUTCOMES, fill_value=0)
     return _with_sums(table)
@@ -190,7 +202,7 @@ def by_paper(lines: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     lines : DataFrame
-        The claims' lines, with ``id`` and ``outcome``.
+        A row for each claim, with its ``id`` and ``outcome``.
 
     Returns
     -------
@@ -198,9 +210,10 @@ def by_paper(lines: pd.DataFrame) -> pd.DataFrame:
         How many claims had each outcome (the columns), by paper (the rows). The row and
         the column "all" are sums.
     """
+    # An id begins with the abbreviation of the paper and a dash.
     papers = lines["id"].str.partition("-")[0]
     table = pd.crosstab(papers, lines["outcome"])
-    # Requirements have outcomes of their own.
+    # Requirements have outcomes of their own, and are no paper.
     names = [name for name in PAPERS if name != claims.REQUIREMENTS]
     return _with_sums(table.reindex(index=names, columns=OUTCOMES, fill_value=0))
 
@@ -247,10 +260,15 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
 
 
 def published(reports: Path) -> dict[str, pd.DataFrame]:
-    """Return the verdicts as readers see them, judged only once for each report.
+    """Return the verdicts as readers see them, judged only once for each reports directory.
 
-    If notebook 14 has written the files in ``reports``, these are read. Otherwise all
-    claims are judged, and the files are written.
+    If notebook 14 has already written the files FILE and REQUIREMENTS_FILE, they are read.
+    Otherwise all claims are judged, and the files are written.
+
+    Parameters
+    ----------
+    reports : Path
+        The reports directory.
 
     Returns
     -------
@@ -267,16 +285,17 @@ def published(reports: Path) -> dict[str, pd.DataFrame]:
 
 
 def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
-    """Write the verdicts, as readers see them, into a reports directory.
+    """Write the verdicts, as readers see them, into FILE and REQUIREMENTS_FILE.
 
     Parameters
     ----------
     verdicts : DataFrame
         The rows of `evaluate`.
     reports : Path, optional
-        The directory. By default that of this run.
+        The reports directory. By default that of this run.
     """
     directory = reports or outputs.reports_dir()
+    # The sentence on each claim.
     rows = [told(row) for row in shown(verdicts)]
     # Papers and requirements have a file each.
     table = pd.DataFrame(rows, columns=LINE)
@@ -300,11 +319,12 @@ def told(row: Mapping[str, Any]) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        The cells of LINE. The sentence and its reason are the written ones if these are of
-        the same outcome. Otherwise, as with other recordings, they are made from the
-        numbers.
+        The cells of LINE: the id, the outcome, a sentence, and how the claim was judged. A
+        person has written the last two for the outcome with the published recordings. If the
+        outcome is another one, as with other recordings, they are made from the numbers.
     """
     line = {"id": row["id"], "outcome": str(row["outcome"])}
+    # The written texts by the id of the claim, each with the outcome that it tells.
     written = claims.lines()
     if row["id"] in written.index:
         text = written.loc[row["id"]]
@@ -340,8 +360,9 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     Returns
     -------
     list of str
-        Numbers that are no rounded number of the row, as it stands, in per cent, or as a
-        change in per cent.
+        The numbers of the text that do not come from a number of the row by rounding. Before
+        it is rounded, the number of the row may be turned into per cent, or from a ratio into
+        a change in per cent.
 
     Examples
     --------
@@ -360,6 +381,7 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     )
     stated = " ".join(str(row.get(field, "")) for field in fields)
     known = [_value(number) for number in _NUMBER.findall(stated)]
+    # The ends of the computed intervals. A claim without a result has the text "" instead.
     if isinstance(row["spans"], np.ndarray):
         known.extend(row["spans"][np.isfinite(row["spans"])])
     # A text may state a number x of the row as it stands, as a share of 1 in per cent, or a ratio
@@ -381,9 +403,10 @@ def _value(number: str) -> float:
 
 
 def _is_rounded_from(number: str, possible: Floats) -> bool:
-    """Return whether a written number is one of some numbers, rounded as it is written."""
+    """Return whether a written number is one of the possible ones, rounded to its last digit."""
     digits, _, exponent = number.strip(",").partition("e")
     decimals = len(digits.partition(".")[2])
+    # The unit of the last digit: 0.1 for "6.6", and 100 for "1.2e3".
     unit = 10.0 ** (float(exponent or 0) - decimals)
     # A number is rounded by at most half a unit. The rest is for rounding errors of floats.
     return bool((np.abs(possible - _value(number)) <= 0.5001 * unit).any())
@@ -395,14 +418,15 @@ def computed(row: pd.Series) -> str:
     Parameters
     ----------
     row : Series
-        A row of `evaluate`, of which ``spans`` has the two ends of each interval in which
-        computed numbers lie, ``low`` and ``high`` are the ends of all, and ``interval`` is empty
-        unless the numbers were measured.
+        A row of `evaluate`. Its ``spans`` have the two ends of each interval in which computed
+        numbers lie, ``low`` and ``high`` are the least and the largest of all ends, and
+        ``interval`` is empty unless the numbers were measured.
 
     Returns
     -------
     str
-        A number, a few numbers, a range, or a bound, with the unit.
+        A number, a few numbers, a range, or a bound, with the unit. It is empty if nothing was
+        computed.
 
     Examples
     --------
@@ -415,9 +439,10 @@ def computed(row: pd.Series) -> str:
     >>> computed(pd.Series(cells | {"spans": np.array([[7.0, math.inf]]), "high": math.inf}))
     'at least 7%'
     """
-    # An end that is not finite gives an empty string.
+    # An end that is infinite or NaN gives an empty string.
     low = format_quantity(row["low"], row["unit"])
     high = format_quantity(row["high"], row["unit"])
+    # A single number, as it is shown, or nothing.
     if low == high:
         return low
     if not high:
@@ -425,8 +450,8 @@ def computed(row: pd.Series) -> str:
     if not low:
         return f"at most {high}"
     least, most = np.transpose(row["spans"])
-    # A few single numbers are listed, of which only the last has the unit. Measured numbers are
-    # samples of a range, and are not listed.
+    # A few single numbers, whose spans have equal ends, are listed. Only the last has the unit.
+    # Measured numbers are samples of a range, and are not listed.
     is_few = 1 < len(least) <= claims.FEW and (least == most).all()
     if is_few and not row["interval"]:
         others = [format_quantity(value, "1") for value in least[:-1]]
@@ -445,8 +470,10 @@ def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
     Returns
     -------
     list of dict
-        For each claim all columns by name, and ``printed`` and ``computed`` with units.
+        For each claim all columns of `evaluate` by name, and the texts ``printed`` and
+        ``computed`` with their units.
     """
+    # A claim may print a bound.
     signs = verdicts["relation"].map({"<=": "≤ ", ">=": "≥ ", "=": ""})
     quantities = [*map(format_quantity, verdicts["value"], verdicts["unit"])]
     table = verdicts.assign(

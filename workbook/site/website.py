@@ -53,20 +53,25 @@ def write(
     Raises
     ------
     UserError
-        If there is a broken link, or a formula that cannot be shown.
+        If a notebook cannot be shown, or if Sphinx warns of anything, such as a broken link
+        or a formula that cannot be shown.
     """
+    # Verdicts, key numbers and figures, by the names that templates of pages use.
     values = pages.write_reports(reports)
     source = folder.parent / "site-source"
     sources.assemble(executed, source, reports, values, notebooks)
     build(source, folder, repository_address(), jobs)
+    # Sphinx has made the notebooks as shown the downloads of the site. The stored ones replace
+    # them.
     offer(notebooks, folder)
     return folder / "index.html"
 
 
 def offer(notebooks: Sequence[Path], folder: Path) -> None:
-    """Write the notebooks that readers download from the site.
+    """Write the notebooks that readers download from the site into its folder.
 
-    They are the notebooks as stored, which readers can run, not as shown.
+    They are the notebooks as stored, which readers can run, not those that the site shows,
+    in which exercises are replaced by their solutions.
     """
     for notebook in notebooks:
         copied = folder / "_sources" / "notebooks" / notebook.name
@@ -102,21 +107,26 @@ def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") 
         If Sphinx warns of anything, such as a link that leads nowhere. The error quotes
         the warnings.
     """
+    # Everything that Sphinx writes stays in a temporary folder until the build has succeeded.
     with scratch() as built:
         warnings = built / "warnings.txt"
         command = [sys.executable, "-m", "sphinx", "-b", "html", "-q", "--jobs", jobs]
         command += ["-c", str(CONFIGURATION), "-d", str(built / "doctrees")]
+        # Two settings that conf.py cannot know.
         command += ["-D", f"repository_address={repository}"]
         command += ["-D", f"html_extra_path={source / sources.EXTRA}"]
+        # Warnings fail the build (-W), and are written to a file (-w).
         command += ["-W", "-w", str(warnings), str(source), str(built / "site")]
-        # Sphinx imports workbook.site.extension, and must find it from any working directory.
+        # Sphinx imports workbook.site.extension, and must find it from any working directory. The
+        # root of the repository is therefore searched first.
         search_path = [str(CONFIGURATION.parents[1])]
         if os.environ.get("PYTHONPATH"):
             search_path.append(os.environ["PYTHONPATH"])
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(search_path)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode != 0:
-            # Sphinx writes no warning if it ends with an exception.
+            # If Sphinx ends with an exception, it writes no warning. The standard error then has
+            # the reason.
             text = ""
             if warnings.is_file():
                 text = warnings.read_text(encoding="utf-8")
@@ -128,6 +138,8 @@ def build(source: Path, folder: Path, repository: str = "", jobs: str = "auto") 
 def _reason(text: str, source: Path) -> str:
     """Return why the site cannot be built, in one line.
 
+    The line quotes at most SHOWN warnings, and counts the others.
+
     Parameters
     ----------
     text : str
@@ -135,12 +147,14 @@ def _reason(text: str, source: Path) -> str:
     source : Path
         The directory of sources, which is cut from the names of files.
     """
+    # Sphinx may colour its output by escape sequences of terminals.
     without_colours = re.sub(r"\x1b\[[0-9;]*m", "", text)
     all_lines = without_colours.replace(f"{source}/", "").splitlines()
+    # A warning or an error of Sphinx, or the last line of an exception.
     pattern = re.compile(r"WARNING|ERROR|\w+Error: ")
     lines = [line for line in all_lines if pattern.search(line)]
     if not lines:
-        # If nothing looks like a warning, the last line says most.
+        # If nothing looks like a warning, the last line that is not blank says most.
         lines = [line for line in all_lines if line.strip()][-1:]
     reason = f"the site cannot be built: {'; '.join(lines[:SHOWN])}"
     if len(lines) > SHOWN:
