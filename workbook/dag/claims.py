@@ -17,19 +17,23 @@ from workbook.dag import training
 
 @check("dag-finding2")
 def _hiding_pays() -> Result:
-    """Return iterations that send after the backward pass over those that send during it.
+    """Compare iterations that send messages after and during the backward pass.
 
-    Each ratio is of two cases of real training that differ in nothing else.
+    Each ratio is the iteration of a case of real training that sends after the backward
+    pass, over the iteration of the case that sends during it and is equal in all else.
     """
+    # One rank alone sends nothing.
     runs = training.measured_cases(training.parts()).query("ranks > 1")
     other_columns = [name for name in training.CASE if name != "sends"]
     iterations_s = runs.set_index([*other_columns, "sends"])["measured_s"]
-    # A row for each case, with the columns "after" and "during".
+    # A row for each pair of cases, with the columns "after" and "during".
     by_sending_s = iterations_s.unstack("sends")
     networks = runs["network"].nunique()
+    # All of these cases have the same number of ranks.
     ranks = runs["ranks"].max()
     note = (
         f"real training, {networks} networks, {ranks} ranks at 1 Gbit/s, the same "
         "messages sent after or during backward"
     )
-    return measured(by_sending_s["after"] / by_sending_s["during"], note, "measured")
+    ratios = by_sending_s["after"] / by_sending_s["during"]
+    return measured(ratios, note, grade="measured")

@@ -165,17 +165,26 @@ class Setting:
         """Return the backward pass of one batch on the slowest of n GPUs, in seconds.
 
         The slowest of n normally distributed times is expected near the quantile
-        (n - 3/8) / (n + 1/4), which is Blom's approximation.
+        (n - 3/8) / (n + 1/4), which is Blom's approximation. For n = 1 this is the mean.
+
+        Parameters
+        ----------
+        cluster, network : str
+            Keys of CLUSTERS and of NETWORKS.
+        n : int, optional
+            The number of GPUs.
         """
         quantile = (n - 3 / 8) / (n + 1 / 4)
-        slowest = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
-        # The time of AlexNet is a field of the setting. Those of the other networks follow from
-        # the stated time of ResNet-50.
+        # `varies` is the standard deviation over the mean.
+        slowest_over_mean = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
+        # The time of AlexNet on a K80 is a field of the setting.
         if network == "AlexNet":
             faster = self.alexnet_speedup if cluster == "V100" else 1.0
-            return self.alexnet_backward_s * slowest / faster
-        rate = self.googlenet_rate if network == "GoogleNet" else 1.0
-        return like_resnet_s(cluster, network) / rate * slowest
+            return self.alexnet_backward_s * slowest_over_mean / faster
+        # The times of the other networks follow from the stated time of ResNet-50.
+        rate_over_resnet = self.googlenet_rate if network == "GoogleNet" else 1.0
+        mean_s = like_resnet_s(cluster, network) / rate_over_resnet
+        return mean_s * slowest_over_mean
 
     def message(self, cluster: str, framework: str, gpus: Gpus) -> tuple[Any, Any]:
         """Return the cost of a message, a ring all-reduce between all GPUs.
@@ -189,48 +198,60 @@ class Setting:
         s_per_byte : float or ndarray
             The seconds that each byte takes.
         """
+        # One GPU sends nothing.
         if gpus.n == 1:
             return 0.0, 0.0
         if gpus.machines == 1:
             return self._message_in_machine(cluster, gpus.n)
+        # How many times as long as a message of NCCL a message takes.
         slower: Any = 1.0
         if framework == "TensorFlow":
             # TensorFlow sends messages between machines by gRPC instead of NCCL.
             slower = self.grpc_slower
         elif framework == "MXNet" and cluster == "V100":
-            # The V100 machines are connected by InfiniBand.
+            # MXNet is slower over InfiniBand alone, which connects the V100 machines.
+            # On the K80 machines the paper calls its speedup nearly linear.
             slower = self.mxnet_slower
         return self._message_between_machines(cluster, gpus.n, slower)
 
     def _message_in_machine(self, cluster: str, n: int) -> tuple[Any, Any]:
-        """Return start-up and seconds per byte between n GPUs of a machine."""
+        """Return the start-up and the seconds per byte between n GPUs of a machine."""
         rate = CLUSTERS[cluster].connection_bytes_per_s
+        # A ring all-reduce of one byte at the full rate of the connection.
         wire_s_per_byte = float(update_s(1.0, n, rate))
-        # The start-up grows with the n - 1 steps of the ring.
+        # `inside_start_s` is that of PER_MACHINE GPUs. The number of steps of a ring, and
+        # with it the start-up, is proportional to n - 1.
         start_s = self.inside_start_s * (n - 1) / (PER_MACHINE - 1)
-        return start_s, wire_s_per_byte / self.inside_share
+        # The GPUs reach only this share of the rate.
+        s_per_byte = wire_s_per_byte / self.inside_share
+        return start_s, s_per_byte
 
     def _message_between_machines(
         self, cluster: str, n: int, slower: Any
     ) -> tuple[Any, Any]:
-        """Return start-up and seconds per byte of a message between n GPUs.
+        """Return the start-up and the seconds per byte of a message between n GPUs.
 
-        Messages take ``slower`` times as long as NCCL's. For NCCL the paper states the
-        time of all messages of ResNet-50 between 16 GPUs. What exceeds the time of the
-        wire is shared between start-ups and bytes.
+        A message takes ``slower`` times as long as one of NCCL. For NCCL the paper states
+        the time of all messages of ResNet-50 between 16 GPUs. This time exceeds that of
+        the wire. The excess is divided between start-ups and bytes.
         """
         stated = CLUSTERS[cluster]
         rate = stated.network_bytes_per_s
         all_gpus = MACHINES * PER_MACHINE
+        # ResNet-50 sends a message for each layer.
         resnet_bytes = layer_bytes("ResNet-50")
+        messages = len(resnet_bytes)
+        wire_s = float(update_s(resnet_bytes.sum(), all_gpus, rate))
+        excess_s = stated.sent_s - wire_s
+
+        # The share of the excess that the start-ups take.
         start_share = self.infiniband_start
         if cluster == "K80":
             start_share = self.ethernet_start
-        wire_s = float(update_s(resnet_bytes.sum(), all_gpus, rate))
-        excess_s = stated.sent_s - wire_s
-        # The start-up grows with the n - 1 steps of the ring.
-        messages = len(resnet_bytes)
-        start_s = start_share * excess_s / messages * (n - 1) / (all_gpus - 1)
+        start_of_all_gpus_s = start_share * excess_s / messages
+        # The number of steps of a ring, and with it the start-up, is proportional to n - 1.
+        start_s = start_of_all_gpus_s * (n - 1) / (all_gpus - 1)
+        # The bytes take the rest of the excess, besides the time of the wire.
         slower_than_wire = 1 + (1 - start_share) * excess_s / wire_s
         wire_s_per_byte = float(update_s(1.0, n, rate))
         return slower * start_s, slower * slower_than_wire * wire_s_per_byte
@@ -247,45 +268,52 @@ class Setting:
         sent_s : float or ndarray
             The time of all messages in seconds.
         exposed_s : float or ndarray
-            How much of it the backward pass does not hide, in seconds (t_c^no of dag
-            Eq 5).
+            How much of ``sent_s`` the backward pass does not hide, in seconds (t_c^no of
+            dag Eq 5).
         """
         start_s, s_per_byte = self.message(cluster, framework, gpus)
         backward_s = self.backward_s(cluster, network, gpus.n)
         # Gradients are ready in the order of the backward pass, the last layer first.
         n_bytes = layer_bytes(network)[::-1]
+        # The share of the backward pass after which each gradient is ready.
         ready_share = np.cumsum(layer_shares(network)[::-1])
-        # The bytes of each message and of all that follow it.
+        # The bytes of each message together with those of all later messages.
         bytes_left = np.cumsum(n_bytes[::-1])[::-1]
         messages = len(n_bytes)
-        # Communication ends once the last message is sent. Some message k leaves as
-        # soon as its gradient is ready, and all that follow it leave one after the
-        # other. The end is the latest of these, counted from the end of the backward
-        # pass.
+
+        # Times count from the end of the backward pass. Message k begins when its gradient
+        # is ready at the earliest, and the later messages need their time after that. So
+        # no k allows an earlier end than its end_s. The largest end_s is the end, because
+        # messages wait for nothing but their gradient and the message before them.
         exposed_s: Any = -np.inf
-        for k, ready in enumerate(ready_share):
-            # Negative, because gradients are ready before the backward pass ends.
-            begin_s = (ready - 1) * backward_s
-            all_started_s = begin_s + (messages - k) * start_s
-            end_s = all_started_s + bytes_left[k] * s_per_byte
+        for k, share in enumerate(ready_share):
+            # Gradients are ready before the backward pass ends, so that this is negative,
+            # or 0 for the last one.
+            ready_s = (share - 1) * backward_s
+            start_ups_s = (messages - k) * start_s
+            end_s = ready_s + start_ups_s + bytes_left[k] * s_per_byte
             exposed_s = np.maximum(exposed_s, end_s)
-        return messages * start_s + bytes_left[0] * s_per_byte, exposed_s
+        sent_s = messages * start_s + bytes_left[0] * s_per_byte
+        return sent_s, exposed_s
 
     def reads_s(self, cluster: str, network: str, framework: str, gpus: Gpus) -> Any:
-        """Return when all machines have read the batches of an iteration, in seconds.
+        """Return how long all machines read the batches of an iteration, in seconds.
 
         The machines read side by side. The arguments are those of `iteration_s`.
         """
         image_bytes = self.stored_bytes
+        # Frameworks that decode on the CPU read JPEG files.
         if STRATEGIES[framework].decodes_on_cpu:
             image_bytes = JPEG_BYTES
+        # ``rate`` is that of all machines together, in bytes per second.
         if cluster == "K80":
-            # All machines share a file server, which limits them together. A machine alone
-            # reads at the stated rate, or at its share of the server's rate if that is higher.
+            # One machine alone reads at the stated rate, or at its share of the rate of the
+            # file server if that is higher. The server limits all machines together.
             stated_rate = CLUSTERS["K80"].storage_bytes_per_s
             rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
             rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)
         else:
+            # Each V100 machine has a disk of its own.
             rate = gpus.machines * self.disk_bytes_per_s
         return gpus.n * BATCH[network] * image_bytes / rate
 
@@ -299,6 +327,8 @@ class Setting:
     ) -> Any:
         """Return the time from one update to the next, in seconds (dag Eq 5 repaired).
 
+        `workbook.dag.equations.steady_s` has the equation and its repairs.
+
         Parameters
         ----------
         cluster, network, framework : str
@@ -306,24 +336,25 @@ class Setting:
         gpus : Gpus
             The machines and their GPUs.
         without : {"", "reading", "sending"}, optional
-            Which part takes no time.
+            Which part takes no time. By default every part takes its time.
         """
         strategy = STRATEGIES[framework]
-        sent_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
-        if strategy.sends_during_backward:
-            # The backward pass hides the rest.
-            sent_s = exposed_s
+        all_sent_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
+        # The GPU waits for all messages, or only for what the backward pass does not hide.
+        waits_s = exposed_s if strategy.sends_during_backward else all_sent_s
         if without == "sending":
-            sent_s = 0.0
+            waits_s = 0.0
         reads_s = self.reads_s(cluster, network, framework, gpus)
         if without == "reading":
-            # The product keeps the shape of the array.
+            # The product keeps the shape of an array.
             reads_s = 0.0 * reads_s
         # The forward pass takes half as long as the backward pass.
         compute_s = 1.5 * self.backward_s(cluster, network, gpus.n)
+        # The processor of a machine decodes the batches of all its GPUs.
         decoding_s = gpus.per_machine * self.decode_s(cluster, network)
         h2d_s = BATCH[network] * self.copy_s
-        return steady_s(reads_s, decoding_s, h2d_s, compute_s + sent_s, strategy)
+        busy_s = compute_s + waits_s
+        return steady_s(reads_s, decoding_s, h2d_s, busy_s, strategy)
 
 
 def like_resnet_s(cluster: str, network: str) -> float:

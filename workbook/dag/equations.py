@@ -45,6 +45,7 @@ def sgd_iteration_s(times: IterationTimes) -> float:
     -----
     t_iter = t_io + t_h2d + t_f + t_b + t_u
     """
+    # ``fetch_s`` is t_io + t_h2d, and ``gpu_s`` is t_f + t_b.
     return times.fetch_s + times.gpu_s + times.update_s
 
 
@@ -69,7 +70,7 @@ def naive_iteration_s(times: IterationTimes) -> float:
 
 
 def fetch_hidden_iteration_s(times: IterationTimes) -> float:
-    """Return the iteration if the next batch is fetched meanwhile (dag Eq 3).
+    """Return the iteration if the GPUs train while the next batch is fetched (dag Eq 3).
 
     Parameters
     ----------
@@ -85,11 +86,12 @@ def fetch_hidden_iteration_s(times: IterationTimes) -> float:
     -----
     t_iter = max(t_io + t_h2d, t_f + t_b + t_c)
     """
+    # ``fetch_s`` is t_io + t_h2d, and ``gpu_s`` is t_f + t_b.
     return max(times.fetch_s, times.gpu_s + float(np.sum(times.communication_s)))
 
 
 def communication_start_s(times: IterationTimes) -> Floats:
-    """Return when the exchange of each layer starts during the backward pass.
+    """Return when the exchange of each layer's gradients starts, as early as possible.
 
     Parameters
     ----------
@@ -103,15 +105,20 @@ def communication_start_s(times: IterationTimes) -> Floats:
 
     Notes
     -----
-    A layer is sent when its gradient is ready and the layer after it has been sent:
+    The exchange of a layer starts when its gradients are ready and the exchange of the
+    layer after it has ended:
 
     tau_c^(l) = max(tau_c^(l+1) + t_c^(l+1), t_f + t_b^(L) + ... + t_b^(l))
     """
-    start_s = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
-    for layer in range(len(start_s) - 2, -1, -1):
+    # Gradients are ready after the forward pass and the backward pass of layers L to l.
+    ready_s = np.sum(times.forward_s) + np.cumsum(times.backward_s[::-1])[::-1]
+    start_s = np.array(ready_s)
+    # The last layer, which is sent first, waits for no other exchange.
+    last = len(start_s) - 1
+    for layer in range(last - 1, -1, -1):
         link_free_s = start_s[layer + 1] + times.communication_s[layer + 1]
-        start_s[layer] = max(start_s[layer], link_free_s)
-    return np.asarray(start_s)
+        start_s[layer] = max(ready_s[layer], link_free_s)
+    return start_s
 
 
 def exposed_communication_s(times: IterationTimes) -> float:
@@ -131,6 +138,7 @@ def exposed_communication_s(times: IterationTimes) -> float:
     -----
     t_c^no = tau_c^(1) + t_c^(1) - (t_f + t_b)
     """
+    # Layer 1, which is at index 0, is sent last. ``gpu_s`` is t_f + t_b.
     end_s = float(communication_start_s(times)[0] + times.communication_s[0])
     return end_s - times.gpu_s
 
@@ -153,9 +161,11 @@ def wait_free_iteration_s(times: IterationTimes) -> float:
     t_iter = max(t_io + t_h2d, t_f + t_b^(L) + tau_c^(1) - tau_c^(L) + t_c^(1))
     """
     start_s = communication_start_s(times)
+    # Index -1 is layer L, whose gradients are ready first, and index 0 is layer 1.
     first_ready_s = float(np.sum(times.forward_s) + times.backward_s[-1])
-    all_sent_s = float(start_s[0] - start_s[-1] + times.communication_s[0])
-    return max(times.fetch_s, first_ready_s + all_sent_s)
+    exchanges_s = float(start_s[0] - start_s[-1] + times.communication_s[0])
+    # ``fetch_s`` is t_io + t_h2d.
+    return max(times.fetch_s, first_ready_s + exchanges_s)
 
 
 def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
@@ -180,8 +190,8 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     t_c^no is the exposed communication. In a framework that sends nothing during the
     backward pass (CNTK), t_c^no is all communication.
 
-    The equation holds where a batch is copied to the GPU ahead of time. In Section IV-C
-    the copy waits for the update in the other frameworks, so that only the read is
+    This holds for a framework that copies a batch to the GPU ahead of time (Caffe-MPI). In
+    the others the copy waits for the update (Section IV-C), so that only the read is
     hidden: t_iter = max(t_io, t_h2d + t_f + t_b + t_c^no).
     """
     if strategy.sends_during_backward:
@@ -189,6 +199,7 @@ def iteration_s(times: IterationTimes, strategy: Strategy) -> float:
     else:
         exposed_s = float(np.sum(times.communication_s))
     busy_s = times.gpu_s + exposed_s
+    # ``gpu_s`` is t_f + t_b, and ``fetch_s`` is t_io + t_h2d.
     if strategy.copies_ahead:
         return max(times.fetch_s, busy_s)
     return max(times.io_s, times.h2d_s + busy_s)
@@ -202,12 +213,16 @@ def steady_s(
 ) -> Any:
     """Return the time from one update to the next if resources work side by side.
 
+    The resources are the disk, the processor that decodes, and the GPU with its bus. The
+    slowest of them sets the pace.
+
     Parameters
     ----------
     reads_s : float or ndarray
         All reads of one disk for an iteration, in seconds.
     decoding_s : float or ndarray
-        The decoding of one machine's batches, in seconds.
+        The decoding of one machine's batches, in seconds. It does not count for a framework
+        that reads decoded samples.
     h2d_s : float or ndarray
         The copy of a batch to its GPU, in seconds.
     busy_s : float or ndarray
@@ -223,8 +238,10 @@ def steady_s(
     if not strategy.decodes_on_cpu:
         decoding_s = 0.0
     if strategy.copies_ahead:
+        # The bus copies the next batch while the GPU is busy.
         gpu_s = np.maximum(h2d_s, busy_s)
     else:
+        # The copy waits for the update, and the forward pass waits for the copy.
         gpu_s = h2d_s + busy_s
     return np.maximum(np.maximum(reads_s, decoding_s), gpu_s)
 
@@ -240,8 +257,11 @@ def period_s(
 
     This is dag Eq 5 repaired. It equals the period of the scheduled task graph of
     `ddlkit.core.taskgraph.s_sgd`, if all GPUs are equal and every layer is a message.
-    It holds where a read does not wait for updates and copies (``reads_ahead``, neither
-    ``one_buffer`` nor ``batches_ahead``) and where the processor of a machine decodes.
+    There are two more conditions:
+
+    - A read waits neither for updates nor for copies: of ``strategy``, ``reads_ahead`` is
+      true, ``one_buffer`` is false and ``batches_ahead`` is 0.
+    - The processor of a machine decodes: ``gpus.decoding`` is "machine".
 
     Parameters
     ----------
@@ -252,7 +272,7 @@ def period_s(
     gpus : Gpus
         The machines and their GPUs.
     decode_s : float, optional
-        The decoding of one batch, in seconds.
+        The decoding of one GPU's batch, in seconds.
 
     Returns
     -------
@@ -263,10 +283,14 @@ def period_s(
         exposed_s = exposed_communication_s(times)
     else:
         exposed_s = float(np.sum(times.communication_s))
+    # The GPUs that read from one disk.
     readers = gpus.n if gpus.shared_disk else gpus.per_machine
     reads_s = readers * times.io_s
+    # The processor of a machine decodes the batches of all its GPUs.
     decoding_s = decode_s * gpus.per_machine
+    # ``gpu_s`` is t_f + t_b.
     busy_s = times.gpu_s + exposed_s + times.update_s
+    # Disk, processor, bus and GPU work side by side, and the slowest sets the period.
     return float(steady_s(reads_s, decoding_s, times.h2d_s, busy_s, strategy))
 
 
@@ -300,8 +324,8 @@ def speedup(
     gpus_per_machine : int
         n_g, the number of GPUs of each machine.
     literal : bool, optional
-        Whether y is N_g, the number of all GPUs, as printed. By its definition y is
-        n_g.
+        Whether y is N_g, the number of all GPUs, as the equation prints it. Otherwise y
+        is n_g, as the text defines it.
 
     Returns
     -------
@@ -316,7 +340,9 @@ def speedup(
 
     Examples
     --------
-    Four machines of four GPUs, where each GPU of a machine adds 0.1 s to a read:
+    Four machines of four GPUs, where each reader adds 0.1 s to a read. As printed, 16
+    GPUs read for 1.6 s, which is longer than computing. By the definition 4 GPUs read for
+    0.4 s:
 
     >>> times = {"h2d_s": 0.0, "alone_s": 1.0, "together_s": 1.0}
     >>> speedup(lambda y: 0.1 * y, **times, machines=4, gpus_per_machine=4)
@@ -363,7 +389,9 @@ def iteration_tasks(layers: int, gpus: int) -> dict[str, int]:
     Returns
     -------
     dict of str to int
-        The number of nodes of the task graph by kind.
+        The number of nodes of the task graph by kind. "io" reads a batch and "h2d" copies
+        it to the GPU. All GPUs together exchange the gradients of each layer
+        ("all_reduce") and update the weights once.
 
     Examples
     --------

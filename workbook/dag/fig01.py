@@ -35,10 +35,14 @@ def numbers(schedule: Schedule) -> pd.DataFrame:
     -------
     DataFrame
         A row for each task: its name, kind, layer, rank and resource, when it starts
-        and ends, by how many seconds it could end later in this order without a longer
-        iteration (``slack_s``), and whether it is on the critical path.
+        and ends, ``slack_s``, and whether it is on the critical path. The layer is -1 for a
+        task of no layer, and the rank is -1 for a task of all ranks together. ``slack_s``
+        is by how many seconds the task could end later without a longer schedule, if every
+        resource keeps the order of its tasks.
     """
     graph = schedule.graph
+    # The graph has the indices of kinds and of resources, and the table has their names.
+    # ``bound`` is the graph with the order of the tasks of each resource as further edges.
     columns = {
         "task": [f"T{task}" for task in range(graph.n)],
         "kind": np.array(KINDS)[graph.kind],
@@ -57,7 +61,8 @@ def as_networkx(graph: TaskGraph) -> Any:
     """Return a task graph as a networkx.DiGraph.
 
     The nodes are the numbers of the tasks. The weight of an edge is the duration of its
-    first task in seconds.
+    first task in seconds: how much later than its first task its second one starts at
+    least.
     """
     import networkx as nx
 
@@ -72,8 +77,9 @@ def as_networkx(graph: TaskGraph) -> Any:
 def draw(schedule: Schedule) -> Figure:
     """Draw the task graph of a schedule.
 
-    Each column is a step, and each row a GPU. Circles compute, squares read, copy or
-    communicate, and the critical path is thick.
+    The tasks of a column are one step, and those of a row one GPU. Tasks of all GPUs
+    together are in the middle of the rows or, if they are messages, below them. Circles
+    compute, squares read, copy or communicate, and the critical path is thick.
 
     Parameters
     ----------
@@ -98,6 +104,7 @@ def _draw_tasks(ax: Axes, schedule: Schedule) -> None:
     _draw_nodes(ax, graph, positions)
     _name_columns(ax, graph, positions)
     ax.axis("off")
+    # The circles at the edges need room, and so do the names above and below them.
     ax.margins(0.04, 0.1)
 
 
@@ -107,16 +114,19 @@ Positions = Mapping[int, tuple[float, float]]
 
 def _positions(graph: TaskGraph) -> Positions:
     """Return where the tasks are drawn, so that each edge leads to the right."""
-    # A task is in a later column than all tasks that must precede it.
+    # The column is the length of the longest chain of edges that leads to a task, so that
+    # a task is to the right of all tasks that must precede it.
     columns = graph.levels()
+    # Ranks are numbered from 0, and each has a GPU and a row.
     gpus = int(graph.rank.max()) + 1
     # Tasks of all ranks together have the rank -1. They are in the middle of the rows.
     of_all_ranks = graph.rank < 0
     rows = np.where(of_all_ranks, (gpus - 1) / 2, graph.rank)
-    # Their messages are in further rows below those of the ranks, one below the other
-    # where a column has several.
+    # Messages, which are those of them that do not compute, are in further rows below
+    # those of the ranks. Several messages of a column are one below the other.
     message_columns = pd.Series(columns)[of_all_ranks & ~graph.computes]
     messages_above = message_columns.groupby(message_columns).cumcount()
+    # The index of `message_columns` is the number of the task.
     rows[message_columns.index] = gpus + messages_above
     # Rows are numbered from the top, and the vertical axis points upwards.
     return {task: (float(columns[task]), -float(rows[task])) for task in range(graph.n)}
@@ -127,8 +137,10 @@ def _draw_edges(ax: Axes, schedule: Schedule, positions: Positions) -> None:
     import networkx as nx
 
     all_edges = as_networkx(schedule.graph)
+    # The path also leads from a task to the next one on its resource, where the graph may
+    # have no edge.
     path = schedule.critical_path
-    critical = nx.DiGraph(list(zip(path, path[1:], strict=False)))
+    critical = nx.DiGraph(list(zip(path[:-1], path[1:], strict=True)))
     for edges, color, width in ((all_edges, SOFT, 0.5), (critical, INK, 1.8)):
         nx.draw_networkx_edges(
             edges,
@@ -146,6 +158,7 @@ def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
     import networkx as nx
 
     nodes = as_networkx(graph)
+    # Yellow circles and orange squares, as in the paper's figure.
     for computes, marker, color in ((True, "o", "#f7d154"), (False, "s", "#e8833a")):
         tasks = np.flatnonzero(graph.computes == computes).tolist()
         nx.draw_networkx_nodes(
@@ -164,16 +177,18 @@ def _draw_nodes(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
 
 def _name_columns(ax: Axes, graph: TaskGraph, positions: Positions) -> None:
     """Write what the tasks of each column do, and in which layer."""
-    # The other ranks have the same tasks as rank 0. Tasks of all ranks together have rank -1.
+    # Tasks of rank 0 and of all ranks together (-1) are enough, because the other ranks
+    # have the same tasks as rank 0.
     for task in np.flatnonzero(graph.rank <= 0).tolist():
         x, y = positions[task]
         kind = KINDS[graph.kind[task]]
         text = WORDS.get(kind, kind)
         layer = int(graph.layer[task])
+        # Layers are counted from 1. Tasks of no layer have -1.
         if layer >= 0:
             text += f"\nlayer {layer}"
-        # The name is above the first row, which is at y = 0. Only messages have their
-        # names below them.
+        # Names are above the first row, which is at y = 0. Only the names of messages,
+        # which are below all other rows, are below their tasks.
         text_y = 0.55
         if kind == "all_reduce":
             text_y = y - 0.75

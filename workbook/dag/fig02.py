@@ -34,9 +34,10 @@ def modelled() -> pd.DataFrame:
 def numbers() -> pd.DataFrame:
     """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    The column ``paper`` has the only speedup that the text states, by the best efficiency on
-    a K80 machine. The number bounds the speedup of all four GPUs, but not where a framework
-    decodes JPEG images on AlexNet.
+    The text states only the best efficiency on a K80 machine, "up to 95%" of a linear
+    speedup. The column ``paper`` has the speedup at this efficiency for every bar of which
+    the text says so: four K80, except frameworks that decode JPEG images on AlexNet. Other
+    bars have NaN.
     """
     frame = modelled()
     decodes = frame["framework"].isin(DECODERS)
@@ -44,7 +45,9 @@ def numbers() -> pd.DataFrame:
     is_k80_machine = (frame["cluster"] == "K80") & (frame["gpus"] == PER_MACHINE)
     is_stated = is_k80_machine & ~limited_by_decoding
     claim = "dag-fig02-efficiency"
-    printed_speedup = PER_MACHINE * unit(claim) * claimed(claim)
+    # The claim is in %, and `unit` is 0.01.
+    best_efficiency = unit(claim) * claimed(claim)
+    printed_speedup = PER_MACHINE * best_efficiency
     return frame.assign(paper=np.where(is_stated, printed_speedup, np.nan))
 
 
@@ -61,10 +64,11 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 @check("dag-v100-speed")
 def _v100_speed() -> Result:
-    """Return how much faster a V100 computes, for ResNet-50 and for other networks.
+    """Return how much faster than a K80 a V100 computes, by two readings of the paper.
 
-    The sentence names no network. For others than ResNet-50, all between its ratio and
-    that of the peaks is possible.
+    The paper's sentence names no network. It is read as one on ResNet-50, whose times the
+    paper states, and as one on another network. The ratio of another network may be
+    anything between that of ResNet-50 and that of the peak rates.
     """
     readings = {
         "ResNet-50": own(LIKE_RESNET, "0.243 s over 0.0625 s"),

@@ -57,15 +57,16 @@ def modelled() -> pd.DataFrame:
 def numbers() -> pd.DataFrame:
     """Return the speedup of each bar by the model and, where stated, by the paper.
 
-    The text states no speedup, but calls two frameworks "nearly linear" on the K80 cluster.
-    The column ``paper`` has the least speedup that the claim accepts as nearly linear.
+    The text states no speedup, but calls two frameworks "nearly linear" on the K80 cluster,
+    for two networks. The column ``paper`` has the linear speedup there, which is 4 for four
+    machines over one, and NaN elsewhere.
     """
     frame = modelled()
     is_linear = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(LINEAR)
     is_all_gpus = frame["gpus"] == MACHINES * PER_MACHINE
     is_stated = (frame["cluster"] == "K80") & is_all_gpus & is_linear
-    printed_speedup = claimed("dag-fig03-linear")
-    return frame.assign(paper=np.where(is_stated, printed_speedup, np.nan))
+    linear_speedup = claimed("dag-fig03-linear")
+    return frame.assign(paper=np.where(is_stated, linear_speedup, np.nan))
 
 
 def draw(frame: pd.DataFrame) -> Figure:
@@ -84,14 +85,16 @@ def draw(frame: pd.DataFrame) -> Figure:
 def _least_backward(gpu: str) -> Result:
     """Return the least time of ResNet-50's backward pass, at the peak rate of a GPU.
 
-    The paper prints a peak rate that its stated clock does not reach. Both peaks are
-    readings.
+    The paper prints a peak rate that its stated clock does not reach. There is a reading
+    for each of the two peaks: the printed one, and that of the stated clock.
     """
     layers = networks.layers("resnet50_published")
+    # A multiply-add is two operations. The layers are in forward order.
     first_flops = 2 * layers[0].multiply_adds
     other_flops = sum(2 * layer.multiply_adds for layer in layers[1:])
-    # A layer computes the gradient of its weights, and that of its input. The first
-    # layer does without the latter, because its input are the images.
+    # Every layer computes the gradient of its weights, which takes as many FLOP as its
+    # forward pass. It also computes the gradient of its input, which takes as many again.
+    # The first layer does without the latter, because its input is the images.
     backward_flops = BATCH["ResNet-50"] * (first_flops + 2 * other_flops)
     forward_gflop = (first_flops + other_flops) / 1e9
     units = " of Tensor Cores" if gpu == "V100" else ""
@@ -99,6 +102,7 @@ def _least_backward(gpu: str) -> Result:
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
         f"; algorithms of fewer could beat it"
     )
+    # In FLOP/s. The paper prints TFLOP/s.
     peaks = {
         f"the stated clock's peak{units}": OPERATIONS[gpu] * CLOCK_HZ[gpu],
         f"the printed peak{units}": 1e12 * claimed(f"dag-{gpu.lower()}-peak"),
@@ -131,6 +135,7 @@ def _link_use_percent(millions: float) -> float:
     millions : float
         How many million float32 parameters are exchanged in the printed time.
     """
+    # A float32 parameter has 4 bytes.
     efficiency = dag.communication_efficiency(
         4e6 * millions, V100.sent_s, V100.network_bytes_per_s
     )
@@ -139,18 +144,19 @@ def _link_use_percent(millions: float) -> float:
 
 @check("dag-efficiency")
 def _efficiency() -> Result:
-    """Return the efficiency by the paper's own numbers, within their rounding.
+    """Return the efficiency in % by the paper's own numbers, within their rounding.
 
-    Printed are 24 million parameters and 0.0797 s. Neither the precision nor which bytes
-    count is stated.
+    Printed are 24 million parameters and 0.0797 s. The paper states neither the precision
+    of a number nor which bytes count, so that there are three readings.
     """
-    # The time is a divisor, so that the least efficiency has the longest time.
+    # `_link_use_percent` divides by the printed 0.0797 s, for which an end of its rounding
+    # is put here. The least efficiency has the longest time.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
     # 12 million float32 numbers have as many bytes as 24 million of 2 bytes each.
     two_byte = _link_use_percent(12)
-    # Each of 16 GPUs in a ring sends 2 (N - 1) / N times the bytes.
+    # In a ring each of N GPUs, here 16, sends 2 (N - 1) / N times the bytes.
     ring = _link_use_percent(24 * 2 * 15 / 16)
     note = (
         f"the network's own parameters give {by_parameters:.1f}%, gradients of "
@@ -170,7 +176,9 @@ def _v100_communication() -> Result:
 
     Printed are 24 million parameters and 9.6%.
     """
-    # The efficiency is a divisor, so that the least time has the largest one.
+    # The efficiency is inversely proportional to the time, so that the product of both is
+    # the time at an efficiency of 1%. It is divided by an end of the printed 9.6%. The
+    # least time has the largest efficiency.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))
@@ -192,7 +200,12 @@ def _k80_over_v100(of: Setting) -> pd.DataFrame:
 
 
 def _ranks_of_caffe_mpi(of: Setting) -> pd.DataFrame:
-    """Return the rank of Caffe-MPI among the frameworks, by network and cluster."""
+    """Return the rank of Caffe-MPI among the frameworks, by network and cluster.
+
+    There is a row for each of the settings ``of``.
+    """
+    # The first level of the columns is the figure. The next three are the cluster, the
+    # network and the framework.
     efficiency = pd.DataFrame(efficiencies(of))[3]
     ranks = {}
     for network in NETWORKS:

@@ -45,7 +45,7 @@ LAB_NETWORKS = {"alexnet": "AlexNet", "googlenet": "GoogleNet", "resnet50": "Res
 LAB = "campaign-dag"
 """The campaign on two emulated clusters."""
 EMULATED = {0.5e-3: "slow", 0.1e-3: "fast"}
-"""The emulated clusters by the delay of their links in seconds."""
+"""The emulated clusters by the delay of their links in seconds, which tells them apart."""
 EXPOSED = 0.99
 """Messages of a case count as exposed if its efficiency is below this number."""
 LABEL = "speedup / linear speedup [%]"
@@ -58,26 +58,29 @@ def modelled() -> pd.DataFrame:
     -------
     DataFrame
         A row for each cluster, network and number of ``gpus``, from 1 to 16: the
-        speedup over one GPU in all compatible settings (columns `speedups.MODEL`). In
-        the most central setting, there are also the speedup ``eq6`` by dag Eq 6 as
-        printed, and the share of communication that is not hidden, ``exposed_share``.
+        speedup over one GPU in all compatible settings, which are those that agree with the
+        most statements of the paper (columns `speedups.MODEL`). Two more columns hold for
+        the most central of these settings: ``eq6`` is the speedup by dag Eq 6 as printed,
+        and ``exposed_share`` is the share of communication that is not hidden, NaN for one
+        GPU.
     """
     setting = central()
     rows = []
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, SIZES):
         case = (cluster, network, "Caffe-MPI")
         sent_s, exposed_s = setting.sent_s(*case, gpus)
-        # One GPU sends nothing.
+        # One GPU sends nothing, of which there is no share.
         exposed_share = math.nan
         if gpus.n > 1:
             exposed_share = exposed_s / sent_s
+        one_gpu = Gpus()
         rows.append(
             (
                 cluster,
                 network,
                 gpus.n,
                 _speedup_by_eq6(setting, cluster, network, gpus),
-                *speedups.speedup(case, gpus, Gpus()),
+                *speedups.speedup(case, gpus, reference=one_gpu),
                 exposed_share,
             )
         )
@@ -88,14 +91,17 @@ def modelled() -> pd.DataFrame:
 def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
     """Return the speedup of Caffe-MPI over one GPU, by dag Eq 6 as printed.
 
-    ``setting`` is a single setting.
+    The fields of ``setting`` are numbers, not arrays.
     """
     case = (cluster, network, "Caffe-MPI")
-    one_read_s = setting.reads_s(*case, Gpus())
+    one_gpu = Gpus()
+    one_read_s = setting.reads_s(*case, one_gpu)
     _, exposed_s = setting.sent_s(*case, gpus)
-    # The forward pass takes half as long as the backward pass.
+    # The forward pass takes half as long as the backward pass. In Eq 6 both take as long
+    # on many GPUs as on one.
     alone_s = 1.5 * setting.backward_s(cluster, network)
     return dag.speedup(
+        # The readers read one after the other from one disk.
         read_s=lambda readers: one_read_s * readers,
         h2d_s=BATCH[network] * setting.copy_s,
         alone_s=alone_s,
@@ -118,7 +124,7 @@ def measured(campaign: str = LAB) -> pd.DataFrame:
     DataFrame
         A row for each case, as `_lab_row` describes it.
     """
-    # The original stays in the cache as it is.
+    # A caller may change the copy, and the table in the cache stays as it is.
     return _measured(campaign).copy()
 
 
@@ -130,11 +136,12 @@ def _measured(campaign: str) -> pd.DataFrame:
     # The task graph predicts plain cases only: their workers are equally fast, their
     # gradients are dense, and they send one message at a time.
     for case in lab.cases(plain=True):
+        # The plan "none" sends each gradient as a message of its own, as the graph does.
         if case.plan == "none" and case.network in LAB_NETWORKS:
             rows.append(_lab_row(lab, case))
     return pd.DataFrame(rows).sort_values(
         ["cluster", "network", "workers", "per_node", "link"],
-        # The slow cluster comes first.
+        # In this order "slow" comes before "fast", and "" comes last.
         ascending=[False, True, True, True, True],
         ignore_index=True,
     )
@@ -143,13 +150,24 @@ def _measured(campaign: str) -> pd.DataFrame:
 def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     """Return one case's row of `measured`.
 
-    The task graph predicts its speedup ``model`` from the times of layers and messages
-    that were measured on their own. ``measured`` is the mean speedup, and
-    ``repeatability`` the difference between the largest and the least. The key
-    ``cluster`` is empty on a link of no emulated cluster. ``limited`` says whether the
-    processor may have slowed a run. ``start_s`` is the start-up of a message, and
-    ``delays_s`` the part of it that the round trips of a ring take by the link's delay.
-    ``sent`` is the median of the time of rank 0's messages over their predicted time.
+    Returns
+    -------
+    dict
+        What the case is: the keys "cluster" ("" on a link of no emulated cluster), "case",
+        "network", "nodes", "per_node" (ranks of a node), "workers" and "link". Then:
+
+        measured, repeatability
+            The mean speedup over the runs, and the largest less the least speedup.
+        limited
+            Whether the processor may have slowed a run.
+        model, error
+            The speedup that the task graph predicts from times of layers and messages,
+            which were measured on their own, and its relative error.
+        start_s, delays_s
+            The start-up of a message, and the part of it that the link's delay takes, both
+            in seconds.
+        sent
+            The time of rank 0's messages over their predicted time, the median.
     """
     communication = lab.calibration.of_case(case)
     cost = communication.cost
@@ -158,8 +176,12 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     delay_s = read_link(case.link).delay_s
     gpus = Gpus.of(case.workers, per_node)
 
+    # A replay reads nothing, and sends messages during the backward pass as Caffe-MPI does,
+    # whose speedups the paper predicts.
     times = IterationTimes.of_workload(workload, cost)
     iteration_s = dag.period_s(times, STRATEGIES["Caffe-MPI"], gpus)
+    # One worker alone only computes. With weak scaling, N workers are N times the compute
+    # time over the iteration as fast.
     model = case.workers * workload.compute_s / iteration_s
 
     runs = lab.runs[lab.runs["case"] == case.key]
@@ -169,8 +191,14 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     messages = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
     sent_s = messages["end_s"] - messages["start_s"]
 
+    # A packet is delayed on the link of its sender and again on that of its receiver. A
+    # round trip is a packet and its reply, which are four delays.
+    round_trip_s = 4 * delay_s
+    ring_steps = 2 * (case.workers - 1)
+
     network = LAB_NETWORKS[case.network]
     return {
+        # The links of the two emulated clusters differ in their delay.
         "cluster": EMULATED.get(delay_s, ""),
         "case": f"{network}, {gpus.machines} x {per_node}",
         "network": network,
@@ -185,8 +213,8 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "error": model / speedup.mean() - 1,
         # The start-up is taken as the time of a message of one byte.
         "start_s": float(cost(np.ones(1))[0]),
-        # Each step of the ring waits for a round trip, which crosses four links.
-        "delays_s": 2 * (case.workers - 1) * 4 * delay_s,
+        # Each step of the ring waits for a round trip.
+        "delays_s": ring_steps * round_trip_s,
         "sent": float((sent_s / cost(messages["bytes"])).median()),
     }
 
@@ -198,18 +226,20 @@ def on_other_links() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each replay of LAB_NETWORKS without fusion whose messages are exposed and
+        A row for each case of LAB_NETWORKS without fusion whose messages are exposed and
         which no processor limits, with the ``network``, the ``link`` and the relative
         ``error`` of the predicted speedup.
     """
     tables = []
     for campaign in (source.CAMPAIGN, source.REPEATS, source.REGIMES):
         lab = measured(campaign)
+        # The efficiency is the speedup over the number of workers.
         tables.append(lab[lab["measured"] < EXPOSED * lab["workers"]])
-    # This campaign kept no timelines, but its predictions were recorded.
+    # The campaign LINKS kept no timelines, which `measured` needs, but its predictions
+    # were recorded.
     links = accuracy.joined(source.open_campaign(name=source.LINKS).alone)
     links = links[(links["plan"] == "none") & links["network"].isin(LAB_NETWORKS)]
-    # The efficiency is the speedup over the number of workers.
+    # The speedup is the number of workers times this efficiency.
     efficiency = links["measured_compute_s"] / links["measured_iteration_s"]
     tables.append(
         links[efficiency < EXPOSED].assign(
@@ -269,11 +299,13 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
     lab : DataFrame
         What `measured` returned, for the lower panels.
     """
+    # The drawn texts have the authors' spelling of a network.
     printed = printed_errors().rename(SPELLED)
     errors = measured_errors(lab).rename(SPELLED)
     model = model.replace({"network": SPELLED})
     lab = lab.replace({"network": SPELLED})
-    # The heading of a panel names the network, so that "AlexNet, 2 x 4" becomes "2x4".
+    # The heading of a panel names the network, so that "AlexNet, 2 x 4" becomes "2x4". The
+    # table is a new one, so that the caller's keeps its names.
     lab["case"] = lab["case"].str.partition(", ")[2].str.replace(" ", "")
     title = (
         f"The mean error of predicted replays is at most {errors.max():.1f}% for a "
@@ -285,6 +317,7 @@ def draw(model: pd.DataFrame, lab: pd.DataFrame) -> Figure:
         for column, (network, printed_percent) in enumerate(printed.items()):
             upper = axes[0, column]
             _draw_modelled(upper, model[model["network"] == network])
+            # A linear speedup is at 100%, below the upper end of the axis.
             upper.set(title=f"{network}, graph", ylim=(0, 112))
             lower = axes[1, column]
             _draw_measured(lower, lab[lab["network"] == network], printed_percent)
@@ -301,9 +334,10 @@ def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
 
     ``rows`` are those of `modelled`. A speedup is drawn in % of the number of GPUs.
     """
+    # A row for each number of GPUs, and a column for each pair of a quantity and a cluster.
     speedup = rows.pivot(index="gpus", columns="cluster")
     # The names of the columns set the colours. The lower panels draw the lab's clusters,
-    # which are called slow and fast.
+    # which are called slow and fast, so that the paper's clusters get the same names.
     speedup = speedup.rename(columns={"K80": "slow", "V100": "fast"})
     percent = {}
     for column in MODEL:
@@ -311,10 +345,12 @@ def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
     plots.lines(
         ax,
         percent["model"],
+        # A band reaches from the least to the largest speedup over the settings.
         ends=(percent["model_low"], percent["model_high"]),
         ylabel=LABEL,
         xlabel="GPUs",
         log="x",
+        # The sheet has one legend of all panels.
         legend="",
     )
     ax.set_xticks(speedup.index, speedup.index)
@@ -323,29 +359,32 @@ def _draw_modelled(ax: Axes, rows: pd.DataFrame) -> None:
 def _draw_measured(ax: Axes, rows: pd.DataFrame, printed_percent: float) -> None:
     """Draw the speedups of one network in the lab, a row for each case.
 
-    A line is as long as the mean error that the paper prints, to both sides of the
-    prediction. The marker is the measured speedup.
+    A line reaches from the predicted speedup to both sides, by the mean error that the
+    paper prints. The marker is the measured speedup.
 
     Parameters
     ----------
     ax : Axes
-        Where they are drawn.
+        Where the speedups are drawn.
     rows : DataFrame
         The rows of `measured`, whose column ``case`` has been shortened.
     printed_percent : float
         The mean error that the paper prints, in %.
     """
-    # The pivot sorts the cases by their names. They are put back into their order.
+    # A row for each case, and a column for each pair of a quantity and a cluster. The pivot
+    # sorts the cases by their names, so that they are put back into their order.
     table = rows.pivot(index="case", columns="cluster").loc[rows["case"].unique()]
-    predicted = 100 * table["model"] / table["workers"]
+    # In % of a linear speedup.
+    predicted_percent = 100 * table["model"] / table["workers"]
     measured_percent = 100 * table["measured"] / table["workers"]
     # Cases that the processor may have slowed have no marker.
     measured_percent = measured_percent.mask(table["limited"].astype(bool))
     error = printed_percent / 100
     ranges = {}
-    for cluster in predicted.columns:
-        low = predicted[cluster] * (1 - error)
-        high = predicted[cluster] * (1 + error)
+    for cluster in predicted_percent.columns:
+        low = predicted_percent[cluster] * (1 - error)
+        high = predicted_percent[cluster] * (1 + error)
+        # The ends of the line, and where its marker is.
         ranges[cluster] = (low, high, measured_percent[cluster])
     plots.intervals(ax, table.index, ranges, label=LABEL, reference=100)
 
@@ -373,7 +412,7 @@ def _lab_error(
     first_interval: tuple[float, float],
     first_in_words: str,
 ) -> Result:
-    """Return the mean error of the predictions in %, by two recordings in the lab.
+    """Return the mean absolute error of the predictions in %, by two recordings in the lab.
 
     Parameters
     ----------
@@ -390,17 +429,22 @@ def _lab_error(
     Returns
     -------
     Result
-        Means, as the paper states a mean. The paper does not say over which cases. By
-        one reading only those count in which messages are exposed, because without them
-        every prediction is right. By another all cases count, which only the later
-        recording has. By the third the cases with exposed messages on all other links
-        count as well, because the mean over two clusters should not depend on which two
-        were emulated. The cases are chosen and no random sample, so that the bootstrap
-        interval over them only stands in the note.
+        Means, as the paper states a mean. The paper does not say over which cases. There
+        are three readings:
+
+        - Only cases with exposed messages count, because without exposed messages every
+          prediction is right.
+        - All cases count. Only the later recording has them.
+        - Cases with exposed messages count on all other links, too, because the mean over
+          two clusters should not depend on which two were emulated.
+
+        The cases were chosen and are no random sample, so that the bootstrap interval over
+        them is only in the note.
     """
     lab = measured().query("network == @network")
-    # Cases that the processor may have slowed do not count.
+    # Messages are exposed if the efficiency, the speedup over the workers, is below EXPOSED.
     has_exposed = lab["measured"] < EXPOSED * lab["workers"]
+    # Cases that the processor may have slowed do not count.
     exposed = lab[~lab["limited"] & has_exposed]
     errors_percent = 100 * exposed["error"].abs().to_numpy()
     note = (
@@ -411,7 +455,7 @@ def _lab_error(
     )
     readings = {
         "cases with exposed messages": claims.measured(
-            [errors_percent.mean(), first_mean], "", "replayed"
+            [errors_percent.mean(), first_mean], note="", grade="replayed"
         ),
         "all cases": _mean_of_all_cases(lab),
         "exposed messages on every link": _mean_on_every_link(network, errors_percent),
@@ -420,13 +464,15 @@ def _lab_error(
 
 
 def _later_in_words(exposed: pd.DataFrame, n_cases: int) -> str:
-    """Return what the recording that is kept says of the cases with exposed messages.
+    """Return what the later recording says of its cases with exposed messages, for a note.
 
-    ``n_cases`` counts the cases of the network with and without exposed messages.
+    ``exposed`` has these cases, without those that the processor limits. ``n_cases`` is
+    the number of all cases of the network.
     """
     errors_percent = 100 * exposed["error"].abs().to_numpy()
     repeats_apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
-    interval = claims.confident(errors_percent, np.mean, "", "replayed")
+    # The 95% bootstrap interval of the mean over the cases.
+    interval = claims.confident(errors_percent, np.mean, note="", grade="replayed")
     return (
         f"mean {errors_percent.mean():.2g}% of "
         f"{len(errors_percent)} of {n_cases} cases, those with exposed messages, "
@@ -449,7 +495,7 @@ def _mean_of_all_cases(lab: pd.DataFrame) -> Result:
 def _mean_on_every_link(network: str, errors_percent: Floats) -> Result:
     """Return the mean error in % of cases with exposed messages on the links of all campaigns.
 
-    ``errors_percent`` has those on the two emulated clusters.
+    ``errors_percent`` has the absolute errors on the two emulated clusters, in %.
     """
     elsewhere = on_other_links().query("network == @network")
     percent = np.concatenate([errors_percent, 100 * elsewhere["error"].abs()])

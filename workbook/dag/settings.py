@@ -98,7 +98,8 @@ class Grid:
         Parameters
         ----------
         places : ndarray of int, shape (s, axes)
-            The index on each axis.
+            A row for each of s settings: its index on each axis of the grid. An axis has the
+            scanned numbers of one field.
 
         Returns
         -------
@@ -106,15 +107,17 @@ class Grid:
             Its fields have shape (s,).
         """
         fields = {}
-        columns = np.asarray(places).T
-        for (name, scanned), column in zip(self.free.items(), columns, strict=True):
-            fields[name] = scanned[column]
+        indices_by_axis = np.asarray(places).T
+        for (name, scanned), indices in zip(
+            self.free.items(), indices_by_axis, strict=True
+        ):
+            fields[name] = scanned[indices]
         return Setting(**fields)
 
 
 @lru_cache(maxsize=1)
 def setting_search() -> SettingSearch:
-    """Return all settings of the grid against the paper's statements.
+    """Return which of the paper's statements hold in which settings of the grid.
 
     Each statement is a claim. It holds if its quantity is in the interval that claims.csv
     accepts.
@@ -122,6 +125,7 @@ def setting_search() -> SettingSearch:
     accepted = {claim.id: claim.accepted for claim in load_claims()}
     stated = []
     for name, claim in STATEMENTS.items():
+        # The interval has the unit of the claim, which may be %. A quantity has none.
         low, high = (unit(claim) * end for end in accepted[claim])
         stated.append(Stated(name, low, high))
     grid = Grid()
@@ -143,10 +147,12 @@ def compatible() -> Setting:
     # An efficiency that does not depend on all fields may be a number. The zeros give
     # each of them the shape (s,).
     zeros = 0 * settings.varies
+    # A row for each bar of Figs 2 and 3, and a column for each setting.
     by_bar = np.array([zeros + value for value in efficiencies(settings).values()])
     medians = np.median(by_bar, axis=1, keepdims=True)
     # The distance of a setting is the sum over the bars of |log(efficiency / median)|.
     distances = np.abs(np.log(by_bar / medians)).sum(axis=0)
+    # Settings at the same distance keep their order on the grid.
     order = np.argsort(distances, kind="stable")
     return Setting(**{name: values[order] for name, values in vars(settings).items()})
 
@@ -158,22 +164,23 @@ def central() -> Setting:
 
 
 def of_each(cases: pd.DataFrame, which: str, level: int = 0) -> pd.DataFrame:
-    """Return the least or the largest case of each network or framework.
+    """Return the least or the largest number of each network, or of each framework.
 
     Parameters
     ----------
     cases : DataFrame
-        A row for each setting, and a column for each network and framework.
+        A row for each setting, and a column for each pair of a network and a framework.
     which : {"min", "max"}
-        Which of the cases.
+        Whether to return the least or the largest.
     level : {0, 1}, optional
-        0 for each network, 1 for each framework.
+        The level of the columns that remains: 0 for networks, 1 for frameworks.
 
     Returns
     -------
     DataFrame
         A row for each setting, and a column for each network or framework.
     """
+    # Only rows can be grouped, so that the columns become rows in between.
     return cases.T.groupby(level=level, sort=False).agg(which).T
 
 
@@ -194,11 +201,12 @@ def by_model(
         The id of the claim, whose unit the result has.
     cases : callable, optional
         Called with settings, it returns the numbers of which the quantity is the mean: a
-        row for each setting. The sentence may be read as one on the mean, or as one on
-        each case.
+        row for each setting, and a column for each case, such as a network. The paper's
+        sentence may be read as one on the mean, or as one on each case. By default there
+        is only the reading on the quantity.
     cases_decide : bool, optional
-        Whether the cases are a fair reading. Otherwise they are only listed in the
-        note.
+        Whether the reading on each case is fair, so that it counts. Otherwise the ranges
+        of the cases are only in the note.
 
     Returns
     -------
@@ -208,33 +216,38 @@ def by_model(
     search = setting_search()
     # A quantity is a plain number, and the unit of a claim may be %.
     scale = 1 / unit(claim)
-    # Without cases, the sentence has a single reading.
     if cases is None:
         return claims.by_model(search, statement, scale)
+    # The claim must not choose the settings that judge it, so that the other statements do.
     places = np.argwhere(search.most_others(statement))
     of_settings = cases(search.grid.at(places))
-    spans = _spans(of_settings)
-    # Cases that are no fair reading are in the note alone.
+    note = _ranges_in_words(of_settings)
     if not cases_decide:
-        return claims.by_model(search, statement, scale, note=spans)
+        return claims.by_model(search, statement, scale, note=note)
 
+    # `judge_each` is called with the least and the largest number that the claim accepts.
     def judge_each(low: float, high: float) -> claims.Verdict:
-        # In a setting, the claim must hold in each of the cases.
+        # A setting agrees with the claim if all of its cases are accepted.
         is_accepted = (low <= of_settings) & (of_settings <= high)
         share = float(is_accepted.all(axis=1).mean())
         text = f"in {share:.0%} of the {len(of_settings):,} settings"
         return claims.Verdict(claims.by_share(share), text)
 
     mean = claims.by_model(search, statement, scale)
+    # The second reading has the same numbers, but another judge.
     readings = {"the mean": mean, "each": replace(mean, judge=judge_each)}
-    return claims.by_readings(readings, spans)
+    return claims.by_readings(readings, note)
 
 
-def _spans(cases: pd.DataFrame) -> str:
-    """Return the range of all cases for a note, by the first level of their names."""
-    spans = []
-    # After the transposition there is a row for each case.
+def _ranges_in_words(cases: pd.DataFrame) -> str:
+    """Return the range of the numbers of each case over all settings, for a note.
+
+    ``cases`` has a row for each setting. Columns with the same first level of their names
+    are one case.
+    """
+    ranges = []
+    # After the transposition there is a row for each column.
     for name, rows in cases.T.groupby(level=0, sort=False):
         values = rows.to_numpy()
-        spans.append(f"{name} {values.min():.4g} to {values.max():.4g}")
-    return f"in settings that meet the most others, case by case: {', '.join(spans)}"
+        ranges.append(f"{name} {values.min():.4g} to {values.max():.4g}")
+    return f"in settings that meet the most others, case by case: {', '.join(ranges)}"

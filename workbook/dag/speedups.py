@@ -33,18 +33,21 @@ def speedup(
     case : (str, str, str)
         Cluster, network and framework.
     gpus : Gpus
-        The GPUs.
+        The GPUs whose speedup is returned.
     reference : Gpus
         The fewer GPUs with which they are compared.
 
     Returns
     -------
     (float, float, float)
-        The values of the columns MODEL.
+        The values of the columns MODEL: the speedup in the most central of the compatible
+        settings, and the least and the largest over all of them.
     """
     settings = compatible()
     reference_s = settings.iteration_s(*case, reference)
     together_s = settings.iteration_s(*case, gpus)
+    # With weak scaling, n GPUs train n batches in an iteration. The ratio is a single
+    # number if both times are the same in all settings.
     by_setting = np.ravel(gpus.n / reference.n * (reference_s / together_s))
     # The most central of the compatible settings is the first.
     return float(by_setting[0]), float(by_setting.min()), float(by_setting.max())
@@ -56,7 +59,7 @@ def modelled(number: int, sizes: Sequence[Gpus]) -> pd.DataFrame:
     Parameters
     ----------
     number : int
-        The number of the figure.
+        The number of the figure, for the column ``figure``.
     sizes : sequence of Gpus
         The GPUs of each bar. Speedups are over the first of them.
 
@@ -67,9 +70,11 @@ def modelled(number: int, sizes: Sequence[Gpus]) -> pd.DataFrame:
         ``framework``, ``gpus`` (a number) and those of MODEL.
     """
     rows = []
+    # STRATEGIES has the names of the frameworks.
     for case in product(CLUSTERS, NETWORKS, STRATEGIES):
         for gpus in sizes:
-            rows.append((number, *case, gpus.n, *speedup(case, gpus, sizes[0])))
+            values = speedup(case, gpus, reference=sizes[0])
+            rows.append((number, *case, gpus.n, *values))
     columns = ["figure", "cluster", "network", "framework", "gpus"]
     return pd.DataFrame(rows, columns=[*columns, *MODEL])
 
@@ -77,7 +82,9 @@ def modelled(number: int, sizes: Sequence[Gpus]) -> pd.DataFrame:
 def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
     """Draw the speedups that are bars in the paper's figure, as lines with markers.
 
-    There is a panel for each cluster and network.
+    There is a panel for each cluster and network. A line reaches from the least to the
+    largest speedup over the compatible settings, and its marker is at the speedup in the
+    most central one.
 
     Parameters
     ----------
@@ -86,18 +93,12 @@ def draw_bars(bars: pd.DataFrame, reference: str) -> Figure:
         only speedup that the paper states of the figure, or NaN.
     reference : str
         What the speedups are over, as the axis has it, such as "one GPU".
-
-    Returns
-    -------
-    Figure
-        A line goes over all compatible settings, and its marker is at the most central
-        one.
     """
-    # The fewest GPUs are those that all others are compared with.
+    # The fewest GPUs are those that all others are compared with. Their speedup is 1.
     rows = bars[bars["gpus"] > bars["gpus"].min()].replace({"network": SPELLED})
     all_gpus = rows["gpus"].max()
     of_all_gpus = rows.loc[rows["gpus"] == all_gpus, "model"]
-    # All rows of which the paper states a speedup have the same one.
+    # All rows of which the paper states a speedup have the same one. `max` ignores NaN.
     stated_speedup = rows["paper"].max()
     title = (
         f"In the most central setting {all_gpus} GPUs are {of_all_gpus.min():.1f} to "
@@ -118,20 +119,26 @@ def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
 
     ``label`` is the label of the horizontal axis.
     """
+    # The rows of each number of GPUs have the frameworks in this order.
     frameworks = list(panel["framework"].unique())
     ranges = {}
-    # The first series has the style of the model, and each further one a darker style.
+    # The first series, which is that of the most GPUs, has the style of the model. Each
+    # further series has a darker style.
     for gpus in sorted(panel["gpus"].unique(), reverse=True):
         of_gpus = panel[panel["gpus"] == gpus]
+        # The ends of the lines, and where their markers are.
         ranges[f"model:of {gpus} GPUs"] = (
             of_gpus["model_low"],
             of_gpus["model_high"],
             of_gpus["model"],
         )
     plots.intervals(ax, frameworks, ranges, label=label)
+    # The paper states speedups of all GPUs only.
     printed = panel.loc[panel["gpus"] == panel["gpus"].max(), "paper"]
-    # Printed values are drawn a little away from the lines, which would hide them.
-    plots.points(ax, printed, np.arange(len(frameworks)) + 0.17, "paper", size=5)
+    # Framework i is in row i. Printed values are drawn a little away from the lines, which
+    # would hide them.
+    heights = np.arange(len(frameworks)) + 0.17
+    plots.points(ax, printed, heights, "paper", size=5)
     # The linear speedup is 4: four GPUs are compared with one, or four machines with one.
     ax.set(xlim=(0, 4.3), xticks=range(5))
     ax.label_outer()

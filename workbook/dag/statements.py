@@ -149,37 +149,42 @@ def in_words(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def efficiencies(setting: Setting) -> Efficiencies:
-    """Return all 48 efficiencies, the speedup over the linear speedup.
+    """Return the 48 efficiencies: of two figures, 2 clusters, 3 networks and 4 frameworks.
 
-    Fig 2 compares the four GPUs of a machine with one GPU. Fig 3 compares four machines
-    with one machine.
+    An efficiency is the speedup over the linear speedup. Fig 2 compares the four GPUs of a
+    machine with one GPU. Fig 3 compares four machines with one machine.
     """
     one_gpu = Gpus(1, 1)
     one_machine = Gpus(1, PER_MACHINE)
     all_machines = Gpus(MACHINES, PER_MACHINE)
+    # By the number of the figure, the fewer and the more GPUs that it compares.
     sizes = {2: (one_gpu, one_machine), 3: (one_machine, all_machines)}
     by_bar = {}
     for figure, (few, many) in sizes.items():
+        # STRATEGIES has the names of the frameworks.
         for case in product(CLUSTERS, NETWORKS, STRATEGIES):
             few_s = setting.iteration_s(*case, few)
             many_s = setting.iteration_s(*case, many)
-            # With weak scaling, an iteration ideally takes as long on more GPUs.
+            # With weak scaling, an iteration takes as long on more GPUs if the speedup is
+            # linear.
             by_bar[(figure, *case)] = few_s / many_s
     return by_bar
 
 
 def quantities(setting: Setting) -> dict[str, Any]:
-    """Return the quantities of the paper's statements by name.
+    """Return the quantities of the paper's statements, by the name of the statement.
 
     Each is a number, or an array over the settings if the fields of ``setting`` are
     arrays.
     """
     efficiency = efficiencies(setting)
-    reading = slower(setting, "reading")
+    slower_by_reading = slower(setting, "reading")
     return {
         **_one_machine(efficiency),
         **_four_machines(efficiency),
-        "V100 machine: reading takes no extra time": _largest(reading.values()),
+        "V100 machine: reading takes no extra time": _largest(
+            slower_by_reading.values()
+        ),
         "V100 machine: messages take extra time": _slower_by_messages(setting),
         LAYER_WISE: _layer_wise_over_one(setting),
     }
@@ -203,7 +208,8 @@ def _mean(values: Sequence[Any]) -> Any:
 def _slower_by_messages(setting: Setting) -> Any:
     """Return by which factor messages make an iteration longer on four V100.
 
-    It is the mean over the frameworks, of the network with the smaller mean.
+    The factor is the mean over the frameworks. Of the two networks with small batches, the
+    one with the smaller mean counts.
     """
     factors = slower(setting, "sending")
     means = []
@@ -213,11 +219,12 @@ def _slower_by_messages(setting: Setting) -> Any:
 
 
 def _layer_wise_over_one(setting: Setting) -> Any:
-    """Return the time of all messages of ResNet-50 over that of a single message.
+    """Return the time of ResNet-50's messages, one a layer, over that of a single message.
 
-    The single message has as many bytes as all others together.
+    The single message has as many bytes as the others together.
     """
     gpus = Gpus(MACHINES, PER_MACHINE)
+    # The paper states the efficiency on InfiniBand for NCCL, by which Caffe-MPI sends.
     start_s, s_per_byte = setting.message("V100", "Caffe-MPI", gpus)
     n_bytes = layer_bytes("ResNet-50")
     wire_s = n_bytes.sum() * s_per_byte
@@ -228,7 +235,10 @@ def _layer_wise_over_one(setting: Setting) -> Any:
 def _means(
     efficiency: Efficiencies, figure: int, cluster: str, *networks: str
 ) -> dict[str, Any]:
-    """Return the mean efficiency over some networks, by framework."""
+    """Return the mean efficiency over some networks, by framework.
+
+    ``figure``, ``cluster`` and ``networks`` are parts of the keys of ``efficiency``.
+    """
     means = {}
     for name in STRATEGIES:
         of_networks = [
@@ -240,7 +250,8 @@ def _means(
 
 def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
     """Return the quantities of the statements about the GPUs of one machine."""
-    # The first part of a key is the figure, and Fig 2 is about one machine.
+    # Efficiencies by network and framework. The first part of a key of ``efficiency`` is
+    # the figure, and Fig 2 is about one machine.
     k80 = {}
     v100 = {}
     for case in product(NETWORKS, STRATEGIES):
@@ -249,20 +260,24 @@ def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
     k80_means = _means(efficiency, 2, "K80", *NETWORKS)
     v100_means = _means(efficiency, 2, "V100", *NETWORKS)
 
-    # On AlexNet two frameworks are expected to be limited by decoding.
+    # The paper excepts CNTK and TensorFlow on AlexNet, which decoding limits.
     decoding = {("AlexNet", name): k80["AlexNet", name] for name in DECODERS}
-    not_decoding = _least(k80["AlexNet", name] for name in OTHERS)
-    all_others = _least(k80[case] for case in k80 if case not in decoding)
+    least_not_decoding = _least(k80["AlexNet", name] for name in OTHERS)
+    least_of_others = _least(k80[case] for case in k80 if case not in decoding)
 
+    # A statement about every framework must hold for the one with the least ratio.
     k80_over_v100 = _least(k80_means[name] / v100_means[name] for name in STRATEGIES)
     on_alexnet = _least(
         k80["AlexNet", name] / v100["AlexNet", name] for name in STRATEGIES
     )
     return {
         "K80 machine: best efficiency is 95%": _largest(k80.values()),
-        "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": all_others,
+        "K80 machine: all scale well, but CNTK and TensorFlow on AlexNet": (
+            least_of_others
+        ),
+        # Even the better of both must be worse than the worst of the others.
         "K80 machine: CNTK and TensorFlow scale worse on AlexNet than the others": (
-            _largest(decoding.values()) / not_decoding
+            _largest(decoding.values()) / least_not_decoding
         ),
         "one machine: K80 scales better than V100": k80_over_v100,
         "one machine: K80 scales far better than V100 on AlexNet": on_alexnet,
@@ -270,14 +285,14 @@ def _one_machine(efficiency: Efficiencies) -> dict[str, Any]:
 
 
 def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
-    """Return by which factor a part makes an iteration longer on four V100.
+    """Return by which factor a part makes an iteration longer on four V100 of a machine.
 
     Parameters
     ----------
     setting : Setting
         One or many settings.
     part : {"reading", "sending"}
-        The part without which the iteration is compared.
+        The part. The iteration is compared with one in which the part takes no time.
 
     Returns
     -------
@@ -296,25 +311,27 @@ def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
 
 def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
     """Return the quantities of the statements about four machines."""
-    # The first part of a key is the figure, and Fig 3 is about four machines.
+    # Means over all networks by framework. The first part of a key of ``efficiency`` is the
+    # figure, and Fig 3 is about four machines.
     k80 = _means(efficiency, 3, "K80", *NETWORKS)
     v100 = _means(efficiency, 3, "V100", *NETWORKS)
+    # A statement about every framework must hold for the one with the least ratio.
     k80_over_v100 = _least(k80[name] / v100[name] for name in STRATEGIES)
 
-    nearly_linear = _least(
+    least_of_linear = _least(
         efficiency[3, "K80", network, name]
         for network, name in product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])
     )
     k80_alexnet = _means(efficiency, 3, "K80", "AlexNet")
     k80_resnet = _means(efficiency, 3, "K80", "ResNet-50")
-    # A statement about both clusters must hold on the one on which Caffe-MPI ranks worse.
+    # A statement about both clusters must hold on the cluster where Caffe-MPI ranks worse.
     worse_rank = np.maximum(rank(k80, "Caffe-MPI"), rank(v100, "Caffe-MPI"))
     all_but_caffe = [value for name, value in v100.items() if name != "Caffe-MPI"]
     return {
         "both clusters: K80 scales better than V100": k80_over_v100,
-        # As a speedup of four machines over one.
+        # The claim is about the speedup of four machines over one, not the efficiency.
         "K80 cluster: Caffe-MPI and MXNet scale nearly linearly": (
-            MACHINES * nearly_linear
+            MACHINES * least_of_linear
         ),
         "K80 cluster: no framework scales well on AlexNet": _largest(
             k80_alexnet.values()
@@ -334,15 +351,22 @@ def rank(efficiency: Mapping[str, Any] | pd.DataFrame, name: str) -> Any:
     Parameters
     ----------
     efficiency : mapping of str to float or ndarray, or DataFrame
-        The efficiencies by framework.
+        The efficiencies by framework. A DataFrame has a column for each.
     name : str
         The framework.
+
+    Returns
+    -------
+    float or ndarray
+        The rank, in each setting if the efficiencies are arrays.
     """
-    # Another framework must be better by more than TIED.
+    # Another framework is better only if its efficiency is higher by more than the share
+    # TIED.
     limit = efficiency[name] * (1 + TIED)
     are_better = []
     for other, value in efficiency.items():
         if other != name:
+            # The grid has many settings, for which int8 takes little memory.
             are_better.append((np.asarray(value) > limit).astype(np.int8))
     return 1.0 + reduce(np.add, are_better)
 

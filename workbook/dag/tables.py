@@ -32,8 +32,9 @@ def table4() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The printed columns, as `workbook.common.claims.recomputed` completes them, and
-        ``gflop_computed``, the GFLOP of the forward pass of one image.
+        The printed columns, those which `workbook.common.claims.recomputed` adds for the
+        millions of parameters, and ``gflop_computed``, the GFLOP of the forward pass of one
+        image.
     """
     printed = claims.paper_table("dag", "tab04")
     millions = [parameter_millions(name) for name in printed["network"]]
@@ -71,25 +72,31 @@ def table6() -> pd.DataFrame:
     -------
     DataFrame
         The printed columns, and the size of each layer's float32 gradients counted from
-        the architecture. Of the layers that have parameters, there are two rates by the
-        printed times: ``forward_flops_per_s_computed`` of the forward pass of a batch,
-        and ``communication_bytes_per_s_computed`` of the exchange of gradients, whose
-        bytes are the printed ones.
+        the architecture. Two more columns have the rates that follow from the printed
+        times, NaN for a layer without parameters:
+
+        forward_flops_per_s_computed
+            The FLOP of a batch's forward pass, counted from the architecture, per second.
+        communication_bytes_per_s_computed
+            The printed bytes of the gradients per second.
     """
     printed = claims.paper_table("dag", "tab06")
-    # Rows without a size, such as pooling, have no layer in the architecture.
+    # The printed rows and the layers of the architecture are in forward order. Rows of size
+    # 0, such as pooling, have no layer in the architecture.
     layers = iter(networks.layers("AlexNet"))
     without_parameters = networks.Layer(tensors=(), multiply_adds=0)
     size_bytes = []
     flops = []
     for layer_bytes in printed["size_bytes"]:
         layer = next(layers) if layer_bytes else without_parameters
+        # A float32 number has 4 bytes, and a multiply-add is two operations.
         size_bytes.append(4 * sum(layer.tensors))
         flops.append(2.0 * BATCH["AlexNet"] * layer.multiply_adds)
     table = claims.recomputed(printed, size_bytes=size_bytes)
 
     batch_flops = pd.Series(flops)
     has_parameters = batch_flops > 0
+    # Other rows become NaN.
     counted_flops = batch_flops.where(has_parameters)
     printed_bytes = printed["size_bytes"].where(has_parameters)
     # Times are printed in microseconds.

@@ -63,6 +63,7 @@ class Parts:
 
     def __init__(self, pipelines: Path) -> None:
         self.runs = store.load_table(pipelines, "pipelines")
+        # The stamp of a table says where and how it was recorded.
         machine = store.load_stamp(pipelines)["machine"]
         self.cores = int(machine["cpu"]["cores"])
         # All runs of a table have the same ranks.
@@ -76,21 +77,21 @@ class Parts:
         self._collectives = store.load_table(collectives, "collectives")
 
     def input_s(self, quantity: str, stored: str, ranks: int) -> float:
-        """Return the median time that a part of the input takes for a batch, in seconds.
+        """Return the median time of one part of an iteration with input, in seconds.
 
         Parameters
         ----------
         quantity : str
-            The part, such as "read", "decode" or "compute".
+            The part, such as "read", "decode" or "compute", each of one batch.
         stored : str
             How the pictures are stored, such as "jpeg".
         ranks : int
-            How many ranks did this at once.
+            How many ranks did the part at once when it was measured.
 
         Raises
         ------
         UserError
-            If this was not measured.
+            If the part was not measured with these pictures and ranks.
         """
         inputs = self.inputs
         is_part = (inputs["quantity"] == quantity) & (inputs["stored"] == stored)
@@ -104,20 +105,22 @@ class Parts:
     def sent_s(self) -> Floats:
         """Return the time of each tensor's message in seconds, shape (n,).
 
-        The tensors are in forward order. One rank alone sends nothing.
+        The tensors are in forward order. One rank alone sends nothing, so that its times
+        are 0.
         """
         tensor_bytes = self.profile.gradient_bytes
         if self.ranks == 1:
             return np.zeros(len(tensor_bytes))
         rows = self._collectives
-        # A table interpolates between the measured sizes. Draws are for intervals, which
-        # nobody asks for here. All messages were sent by the same algorithm.
+        # The form "table" interpolates between the measured sizes.
         table = fit(
             "table",
             rows["bytes"],
             rows["seconds"],
+            # Random draws give intervals, which are not needed here.
             draws=0,
             workers=self.ranks,
+            # All messages were sent by the same algorithm.
             algorithm=rows["algorithm"].iloc[0],
         )
         return np.asarray(table.cost(tensor_bytes))
@@ -134,16 +137,18 @@ class Parts:
         """
         profile = self.profile
         sent_s = self.sent_s
+        # The update is added to the first layer, and nothing to the others.
         update_s = np.append(profile.update_s, np.zeros(len(sent_s) - 1))
         forward_s = profile.forward_s + update_s
         profiled_s = float(forward_s.sum() + profile.backward_s.sum())
-        # The profile gives each layer's share of the computation. Its sum was measured
-        # again with the input, by all ranks at once, because the speed of the machine may
-        # have changed in between.
+        # The profile gives each layer's share of the computation. The whole computation was
+        # measured again with the input, by all ranks at once, because the speed of the
+        # machine may have changed in between.
         drift = self.input_s("compute", stored, self.ranks) / profiled_s
         return IterationTimes(
-            # Ranks wait for each other's reads in the task graph, where they share a disk.
-            # Reads by several ranks at once would count this wait twice.
+            # In the task graph the ranks share a disk and wait for each other's reads. The
+            # time of reads by several ranks at once has this wait, too, and would count it
+            # twice.
             io_s=self.input_s("read", stored, ranks=1),
             # The networks train on CPUs, so that no batch is copied to a GPU.
             h2d_s=0.0,
@@ -160,15 +165,17 @@ class Parts:
         stored : str
             How the pictures are stored, such as "jpeg".
         ahead : int
-            How many batches a loader prepares ahead of time.
+            How many batches a loader prepares ahead of time. With 0 it prepares a batch
+            after the update.
         sends : {"during", "after"}
             Whether messages are sent during or after the backward pass.
         """
-        # A loader that prepares batches ahead of time does not wait for the update. Pictures
-        # that are not JPEG are converted to numbers, which counts as decoding.
+        # A loader that prepares batches ahead of time does not wait for the update.
+        prepares_ahead = ahead > 0
         strategy = Strategy(
-            copies_ahead=ahead > 0,
-            reads_ahead=ahead > 0,
+            copies_ahead=prepares_ahead,
+            reads_ahead=prepares_ahead,
+            # Pictures that are not JPEG are converted to numbers, which counts as decoding.
             decodes_on_cpu=True,
             sends_during_backward=sends == "during",
             batches_ahead=ahead,
@@ -177,8 +184,8 @@ class Parts:
         # decoding takes the core that trains.
         has_own_core = self.cores >= 2 * self.ranks
         decoding = "own" if has_own_core else "trains"
-        # All ranks read the same disk.
-        gpus = Gpus(1, self.ranks, decoding=decoding)
+        # Each rank takes the place of a GPU. All are on one machine and read the same disk.
+        gpus = Gpus(machines=1, per_machine=self.ranks, decoding=decoding)
         graph = s_sgd(
             self.times(stored),
             strategy,
@@ -186,8 +193,8 @@ class Parts:
             iterations=ITERATIONS,
             decode_s=self.input_s("decode", stored, self.ranks),
         )
-        # Loaders get ahead in the first iterations, and have nothing to do in the last.
-        # Neither are like those in the middle.
+        # Loaders get ahead in the first iterations, and have nothing to do in the last, so
+        # that both are unlike the iterations in the middle.
         ends_s = schedule(graph).iteration_ends_s[ENDS:-ENDS]
         return float(np.diff(ends_s).mean())
 
@@ -203,8 +210,8 @@ def parts(folder: Path | None = None) -> dict[str, Parts]:
     Parameters
     ----------
     folder : Path, optional
-        Where the tables are. By default they are those of the first recorded machine that
-        has any. The machine that runs this code is tried first.
+        The folder of the tables. By default it is that of the first recorded machine that
+        has such tables. The machine that runs this code is tried first.
 
     Returns
     -------
@@ -220,6 +227,7 @@ def parts(folder: Path | None = None) -> dict[str, Parts]:
     for candidate in folders:
         tables = store.list_tables(candidate, "pipelines-*.csv")
         if tables:
+            # The name of a table is pipelines-<name>.csv.
             return {path.stem.partition("-")[2]: Parts(path) for path in tables}
     where = folder or places.RECORDED
     raise UserError(
@@ -248,8 +256,8 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
     -------
     DataFrame
         A row for each case, with the columns of CASE. ``measured_s`` is the median of
-        its iterations, ``predicted_s`` the prediction, and ``error`` is ``predicted_s``
-        over ``measured_s``, less 1.
+        its iterations and ``predicted_s`` the prediction, both in seconds. ``error`` is
+        ``predicted_s`` over ``measured_s``, less 1.
     """
     tables = []
     for part in measured.values():
@@ -298,8 +306,9 @@ def by_framework(table: pd.DataFrame) -> pd.Series:
     Returns
     -------
     Series
-        By the name of the framework, over cases of several ranks whose loader is the
-        furthest ahead. It is NaN if no case decodes and sends as the framework does.
+        The mean by the name of the framework. It is over cases of several ranks whose
+        loader prepares the most batches ahead of time. It is NaN if no case decodes and
+        sends as the framework does.
     """
     # One rank has no messages.
     several_ranks = table["ranks"] > 1
@@ -308,9 +317,10 @@ def by_framework(table: pd.DataFrame) -> pd.Series:
     cases = table[several_ranks & furthest_ahead]
     decodes = cases["stored"] == "jpeg"
     sends_during = cases["sends"] == "during"
+    # By whether cases decode, and whether they send during the backward pass.
     means = cases["error"].abs().groupby([decodes, sends_during]).mean()
     by_name = {}
     for name, strategy in STRATEGIES.items():
-        key = (strategy.decodes_on_cpu, strategy.sends_during_backward)
-        by_name[name] = means.get(key, np.nan)
+        works_as = (strategy.decodes_on_cpu, strategy.sends_during_backward)
+        by_name[name] = means.get(works_as, np.nan)
     return pd.Series(by_name)
