@@ -45,13 +45,19 @@ def _random_gaps() -> pd.DataFrame:
 
 @check("omgs-theorem1")
 def _theorem1() -> Result:
-    """Compare two rules with the optimum: Algorithm 1 repaired, and Eq 25 alone."""
+    """Compare two rules with the optimum: Algorithm 1 repaired, and Eq 25 alone.
+
+    The result is the largest ratio of an iteration by a rule to the least possible one.
+    """
+    # The iterations of COUNTEREXAMPLE over the least one, by Algorithm 1 and by Eq 25.
     instance = omgs.COUNTEREXAMPLE
-    least_s = omgs.merged_iteration_s(instance, omgs.combinations(3)).min()
+    all_choices = omgs.combinations(instance.layers)
+    least_s = omgs.merged_iteration_s(instance, all_choices).min()
     over_least = []
     for rule in (omgs.find_merged_layers, omgs.merge_by_theorem):
         iteration_s = float(omgs.merged_iteration_s(instance, rule(instance)))
         over_least.append(iteration_s / least_s)
+    # The columns are "omgs", which is Algorithm 1, and "omgs:theorem", which is Eq 25.
     gaps = _random_gaps()
     # A gap of at most OPTIMAL is one of floating point.
     exact = (gaps <= audit.OPTIMAL).mean().tolist()
@@ -76,9 +82,10 @@ def _complexity() -> Result:
     """
     steps = []
     for n in (256, 512):
+        # All layers but layer 1 are merged, which never is.
         visits = 2 * n + sum(layer + n for layer in range(2, n + 1))
         steps.append(2 * visits)
-    # The power of n is the logarithm of the growth for twice the layers.
+    # If steps grow as a power of n, twice the layers take 2 to that power times the steps.
     power = math.log2(steps[1] / steps[0])
     return counted(power, "from 256 to 512 layers, all merged, as repaired")
 
@@ -106,8 +113,8 @@ def _dense_communication() -> Result:
 def _gamma() -> Result:
     """Return gamma by two readings: with and without the density as a factor of it.
 
-    The authors' code selects in gamma d log2 d. Eq 10 has the density rho, too, so that
-    its gamma is larger for the same time.
+    The authors' code takes gamma d log2 d to select from d elements. Eq 10 has the density
+    rho as a further factor. For the same time its gamma is that of the code over rho.
     """
     gamma = published_code("omgs")["gamma"]
     readings = {
@@ -124,21 +131,23 @@ def _merged_selection() -> Result:
     """Compare selecting from 10^k elements at once with selecting from their parts.
 
     The parts are 3, 3, 3 and 1 tenths of the elements, because only powers of ten and
-    three times these are recorded. By Eq 12 selecting at once takes longer. It is supported
-    by ratios of at least 1, of the time at once over that in parts.
+    three times these are recorded. By Eq 12 selecting at once takes longer. A ratio of at
+    least 1, of the time at once over that of the parts together, supports it.
     """
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
     if not tables:
         raise UserError("without its recording of selections")
+    # The other recorded operations select in other ways, or do not select.
     rows = pd.concat(tables).query("operation in ('topk_unsorted', 'topk_sorted')")
     keys = ["machine", "operation", "distribution", "density"]
-    times = rows.groupby([*keys, "elements"])["seconds"].median().unstack()
+    # A row for each kind of selection, and a column for each number of elements.
+    medians_s = rows.groupby([*keys, "elements"])["seconds"].median().unstack()
     columns = {}
     for power in range(4, 9):
         n = 10**power
-        parts_s = 3 * times[3 * n // 10] + times[n // 10]
-        columns[n] = times[n] / parts_s
+        parts_s = 3 * medians_s[3 * n // 10] + medians_s[n // 10]
+        columns[n] = medians_s[n] / parts_s
     ratios = pd.DataFrame(columns)
     below = ", ".join(f"{count} at {n:,}" for n, count in (ratios < 1).sum().items())
     note = (
@@ -161,29 +170,30 @@ def _devices_of(rows: pd.DataFrame) -> str:
 
 @check("omgs-merged-message")
 def _merged_message() -> Result:
-    """Compare two all-gathers with one of twice the size.
+    """Compare two all-gathers with one of twice the size, on the links of labs.
 
-    The lab's shaper lets the first bytes of a sample through without limiting their rate,
-    which favours samples of few bytes. So samples are compared there only with samples that
-    send as many bytes in all.
+    A sample is one or more messages that are timed together. The lab's shaper, which limits
+    the rate of a link, lets the first bytes of a sample through at any rate. This favours
+    samples of few bytes. So only samples that send equally many bytes in all are judged.
     """
     rows = source.everywhere("collectives")
     # The links of a single GPU, such as one to itself, send nothing.
     lab = rows[rows["link"].str.startswith(("lab:", "emulated:"))]
-    alike = doubled(lab, as_many_bytes=True)
-    every = doubled(lab)
+    of_equal_bytes = doubled(lab, as_many_bytes=True)
+    of_any_bytes = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
-    # The index has the place, the link, the ranks and the bytes.
-    links = alike.index.levels[1]
-    sizes = alike.index.levels[3]
+    # The levels of the index are the place, the link, the ranks and the bytes.
+    links = of_equal_bytes.index.levels[1]
+    sizes = of_equal_bytes.index.levels[3]
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "
         f"{sizes.min() / MIB:.0f} to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above "
-        f"1, here {(alike < 1).sum()} below; not judged: samples of unlike bytes, as the "
-        f"shaper lets the first through ({every.min():.2f} to {every.max():.2g}), and "
-        f"loopback ({loopback.min():.2f} to {loopback.max():.2g})"
+        f"1, here {(of_equal_bytes < 1).sum()} below; not judged: samples of unlike "
+        f"bytes, as the shaper lets the first through ({of_any_bytes.min():.2f} to "
+        f"{of_any_bytes.max():.2g}), and loopback ({loopback.min():.2f} to "
+        f"{loopback.max():.2g})"
     )
-    return measured(alike, note, "recorded")
+    return measured(of_equal_bytes, note, grade="recorded")
 
 
 def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
@@ -192,29 +202,31 @@ def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
     Parameters
     ----------
     rows : DataFrame
-        Samples of collectives.
+        Samples of collectives. A sample is one or more messages that are timed together,
+        and ``seconds`` is their mean time.
     as_many_bytes : bool, optional
         Whether two sizes are compared only if their samples send equally many bytes in
-        all. A sample may send several messages.
+        all. By default they are compared whatever their samples send.
 
     Returns
     -------
     Series
-        Ratios by place, link, ranks, and bytes of the smaller all-gather.
+        Ratios by place (the directory of the recording), link, ranks, and bytes of the
+        smaller all-gather.
     """
     gathers = rows[rows["collective"] == "all_gather"]
     ratios = {}
     for setting, times in gathers.groupby(["place", "link", "ranks"]):
         by_size = times.groupby("bytes")[["seconds", "messages_per_sample"]].median()
-        # Sizes count of which twice the size was measured, too.
-        for n in by_size.index:
-            if 2 * n not in by_size.index:
+        for n_bytes in by_size.index:
+            # Without a measurement of twice the size there is nothing to compare.
+            if 2 * n_bytes not in by_size.index:
                 continue
-            single = by_size.loc[n]
-            double = by_size.loc[2 * n]
-            sent_bytes = n * single["messages_per_sample"]
-            double_sent_bytes = 2 * n * double["messages_per_sample"]
+            single = by_size.loc[n_bytes]
+            double = by_size.loc[2 * n_bytes]
+            sent_bytes = n_bytes * single["messages_per_sample"]
+            double_sent_bytes = 2 * n_bytes * double["messages_per_sample"]
             if sent_bytes == double_sent_bytes or not as_many_bytes:
                 ratio = 2 * single["seconds"] / double["seconds"]
-                ratios[(*setting, int(n))] = ratio
+                ratios[(*setting, int(n_bytes))] = ratio
     return pd.Series(ratios)

@@ -68,6 +68,8 @@ def as_in_the_code(
 ) -> omgs.Instance:
     """Return a network with the costs that the authors' code has for 16 workers.
 
+    The selection from d elements takes gamma d log2 d.
+
     Parameters
     ----------
     backward_s : array_like, shape (L,)
@@ -87,6 +89,8 @@ def as_in_the_code(
     """
     code = published_code("omgs")
     workers = 16
+    # The seconds per byte times the bytes that all workers send of an element: each sends
+    # the share ``density`` in every all-gather.
     beta_s = (
         gathers * code[f"beta-{workers}"] * workers * code["element-bytes"] * density
     )
@@ -110,9 +114,9 @@ def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
     Returns
     -------
     list of (ndarray, list of int)
-        The shares of the backward pass, which add up to 1, and the elements of the
-        tensors, both in forward order. The workloads that the lab replayed come before
-        the profiles of real training.
+        For each recording, the shares of the backward pass, which add up to 1, and the
+        elements of the tensors, both in forward order. The workloads that the lab replayed
+        come before the profiles of real training.
     """
     return [
         (backward_s / backward_s.sum(), elements)
@@ -127,16 +131,21 @@ def recorded_devices(network: str) -> list[str]:
 
 @cache
 def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
-    """Return backward times, elements and the device of each recording of a network."""
+    """Return backward times, elements and the device of each recording of a network.
+
+    There is an item for each recording. Times in seconds and elements are in forward
+    order, and the device is "cpu" or "cuda".
+    """
     layers = []
     campaign = source.open_campaign(name=source.OMGS).alone
     for workload in campaign.workloads().values():
         # A workload has no name. The campaign's networks are told apart by their numbers of
-        # tensors. A workload is in ready order, which is reversed here, and labs compute on
-        # processors.
+        # tensors.
         if workload.n == len(tensors(network)):
+            # A workload begins with the last layer, whose gradients are ready first.
             backward_s = workload.backward_s[::-1]
             elements = workload.parameters[::-1].tolist()
+            # Labs compute on processors.
             layers.append((backward_s, elements, "cpu"))
     # Of the paper's networks, ResNet-50 is the only one of which real training is profiled.
     if network == RESNET:
@@ -166,15 +175,19 @@ def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, 
         How long one selection from all gradients takes, and how long the message with
         the selected ones takes, in seconds.
     """
+    # The cost takes the size of all gradients, and applies the density itself.
     cost = cost_of(network)
     n_bytes = ELEMENT_BYTES * (elements or sum(tensors(network)))
+    selecting_s = float(cost.selection_s(n_bytes))
     # The cost is that of two all-gathers of the same size.
     sending_s = float(cost(n_bytes)) * gathers / 2
-    return float(cost.selection_s(n_bytes)), sending_s
+    return selecting_s, sending_s
 
 
 def left_s(network: str, *parts_s: float) -> Floats:
     """Return what TopK-SGD's time in Table VI leaves for computing (omgs Eq 4).
+
+    Nothing overlaps in TopK-SGD, so that computing takes the rest of the iteration.
 
     Parameters
     ----------
@@ -186,17 +199,19 @@ def left_s(network: str, *parts_s: float) -> Floats:
     Returns
     -------
     ndarray, shape (k,)
-        Seconds for each of the factors OFF, in their order. Factors are left out with which
-        the other parts take all of the time.
+        Seconds for each of the factors OFF, by which the printed time may be off, in their
+        order. A factor is left out if the other parts take all of the time.
     """
-    computing_s = printed().loc[network, "topk_s"] * np.array(OFF) - sum(parts_s)
+    iterations_s = printed().loc[network, "topk_s"] * np.array(OFF)
+    computing_s = iterations_s - sum(parts_s)
     return computing_s[computing_s > 0]
 
 
 def unstated(network: str) -> Iterator[OpenCase]:
-    """Yield every choice of what the paper leaves open that leaves time for computing.
+    """Yield each choice of hidden units and all-gathers with which time for computing is left.
 
     The paper states neither the hidden units of the LSTM nor the all-gathers of a message.
+    The time is what Table VI leaves, see `left_s`.
 
     Parameters
     ----------
@@ -211,12 +226,14 @@ def unstated(network: str) -> Iterator[OpenCase]:
     # Only the LSTM has units, and 0 stands for another network.
     units_tried = UNITS if network == LSTM else (0,)
     for units, gathers in product(units_tried, (1, 2)):
+        # The elements of each tensor.
         elements = tensors(network)
         if units:
             tensors_by_layer = [layer.tensors for layer in networks.ptb_lstm(units)]
             elements = tuple(chain.from_iterable(tensors_by_layer))
         selecting_s, sending_s = topk_parts(network, gathers, sum(elements))
         compute_s = left_s(network, selecting_s, sending_s)
+        # Without any time for computing, the choice cannot be the paper's.
         if compute_s.size:
             yield OpenCase(units, gathers, elements, selecting_s, sending_s, compute_s)
 
@@ -235,25 +252,28 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
     -------
     DataFrame
         A row for each recorded division of the backward pass among the layers, each
-        `OpenCase`, each duration of the backward pass, and each rule. Columns:
+        `OpenCase`, each duration of the backward pass (each share BACKWARD of each computing
+        time), and each rule. Columns:
 
         units
             The hidden units of the LSTM, or 0 for another network.
         variant
-            The number of all-gathers, "one" or "both", and the rule.
+            The all-gathers of a message, "one" or "both", and the rule, "Algorithm 1" or
+            "its rule" (that of the code).
         messages
             The number of messages.
     """
     density = printed().loc[network, "density"]
     rows = []
-    for (shares, recorded), case in product(
+    for (shares, recorded_elements), case in product(
         recorded_shares(network), unstated(network)
     ):
-        # The recorded LSTM has other units than most of those that are tried, so that
-        # the sizes of its tensors are replaced.
+        # The recorded LSTM has other units than most of those that are tried. So each size
+        # of its tensors is replaced by the size of the same tensor in the case.
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
-        elements = [size_in_case.get(size, size) for size in recorded]
+        elements = [size_in_case.get(size, size) for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"
+        # Every share of every computing time.
         backward_times_s = np.outer(BACKWARD, compute_s or case.compute_s).flat
         for backward_s in backward_times_s:
             instance = as_in_the_code(

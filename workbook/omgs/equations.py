@@ -132,9 +132,10 @@ def backward_start_s(
     where tau_s^(l+1) = tau_b^(l+1) + t_b^(l+1) by Eq 7.
     """
     spent_s = np.asarray(backward_s, float) + np.asarray(selection_s, float)
-    # The sum over all layers from L down to l ends after layer l, so that its own time
-    # is taken off again.
-    return forward_s + np.cumsum(spent_s[::-1])[::-1] - spent_s
+    # The backward pass goes from layer L down to layer 1. The sum over layers L to l is
+    # when layer l ends, so that the time of layer l is taken off again.
+    ended_s = forward_s + np.cumsum(spent_s[::-1])[::-1]
+    return ended_s - spent_s
 
 
 def topk_iteration_s(
@@ -211,7 +212,10 @@ def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> F
     # Lists, because single elements of an array are slow.
     start_s = selection_end_s.tolist()
     sent_s = communication_s.tolist()
-    for i in range(len(start_s) - 2, -1, -1):
+    # Layer L, at the last index, starts when it has been selected from. The others also
+    # wait for the layer after them, down to layer 1 at index 0.
+    last = len(start_s) - 1
+    for i in range(last - 1, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
         start_s[i] = max(start_s[i], link_free_s)
     return np.array(start_s)
@@ -238,6 +242,7 @@ def selection_s(gamma: float, density: float, elements: ArrayLike) -> Any:
     -----
     t_s = gamma rho d log d, where log is log2, as in the authors' published code
     """
+    # Of no elements, 0 log 0 is NaN without a warning.
     with np.errstate(divide="ignore", invalid="ignore"):
         size = np.asarray(elements, float)
         return gamma * density * size * np.log2(size)
@@ -337,16 +342,16 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
     Returns
     -------
     Instance
-        The network whose layers are the normal layers. Each has the merged layers that
-        follow it.
+        The network whose layers are the normal layers. Each includes the merged layers
+        between it and the next normal layer.
 
     Notes
     -----
     A merged layer neither selects nor sends (Eq 13). Its elements are added to those of
-    the layer before it (Eq 14). The backward pass of that layer starts at once, because
-    there is no selection between (Eq 15).
+    the layer before it (Eq 14). The backward pass of the layer before it starts when that
+    of the merged layer ends, because no selection is between them (Eq 15).
     """
-    # Each sum goes from a normal layer up to the next normal one.
+    # `np.add.reduceat` adds up from each normal layer to the layer before the next one.
     normal_layers = np.flatnonzero(~np.asarray(merged, bool))
     return replace(
         instance,
@@ -358,7 +363,7 @@ def merge(instance: Instance, merged: ArrayLike) -> Instance:
 def combinations(layers: int) -> Bools:
     """Return all choices of merged layers (omgs Eqs 16, 19).
 
-    A layer is merged with the one before it, or normal.
+    A choice says of each layer whether it is merged with the layer before it, or normal.
 
     Parameters
     ----------
@@ -368,18 +373,20 @@ def combinations(layers: int) -> Bools:
     Returns
     -------
     ndarray of bool, shape (2^(L-1), L)
-        A choice a row: whether each layer is merged. Layer 1, which has none before it, is
-        always normal.
+        A row for each choice: whether each layer is merged. Layer 1, which has no layer
+        before it, is always normal.
 
     Examples
     --------
     >>> combinations(3).astype(int).tolist()
     [[0, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1]]
     """
-    # The bits of the number of a row say which layers above the first are merged.
+    # The bits of the number of a row, least significant first, say which of the layers 2
+    # to L are merged.
     rows = np.arange(2 ** (layers - 1))[:, None]
     bits = (rows >> np.arange(layers - 1)) & 1
-    return np.concatenate([np.zeros_like(rows, bool), bits.astype(bool)], axis=1)
+    layer_1 = np.zeros_like(rows, bool)
+    return np.concatenate([layer_1, bits.astype(bool)], axis=1)
 
 
 def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
@@ -402,19 +409,25 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     t_iter = tau_c^(1) + t_c^(1), by Eqs 6-8 and 13-15
     """
     is_merged = np.asarray(merged, bool)
-    # When all that is computed and selected so far ends, and when the last message does.
-    compute_s = np.full(is_merged.shape[:-1], instance.forward_s)
-    sent_s = np.zeros_like(compute_s)
-    # The elements that wait to be sent with a normal layer.
-    pending = np.zeros_like(compute_s)
+    # All three arrays have a number for each choice.
+    # When the computing and the selecting of the layers so far end.
+    computed_s = np.full(is_merged.shape[:-1], instance.forward_s)
+    # When the last message so far ends.
+    sent_s = np.zeros_like(computed_s)
+    # The elements of merged layers, which wait for the next normal layer.
+    pending = np.zeros_like(computed_s)
+    # The backward pass begins with layer L.
     for layer in range(instance.layers - 1, -1, -1):
         pending = pending + instance.elements[layer]
-        compute_s = compute_s + instance.backward_s[layer]
-        sends = ~is_merged[..., layer]
-        compute_s = compute_s + np.where(sends, instance.selection_s(pending), 0.0)
-        end_s = np.maximum(sent_s, compute_s) + instance.communication_s(pending)
-        sent_s = np.where(sends, end_s, sent_s)
-        pending = np.where(sends, 0.0, pending)
+        computed_s = computed_s + instance.backward_s[layer]
+        # A normal layer selects from all pending elements, and sends them.
+        is_normal = ~is_merged[..., layer]
+        selecting_s = np.where(is_normal, instance.selection_s(pending), 0.0)
+        computed_s = computed_s + selecting_s
+        # A message waits for the selection and for the message before it.
+        end_s = np.maximum(sent_s, computed_s) + instance.communication_s(pending)
+        sent_s = np.where(is_normal, end_s, sent_s)
+        pending = np.where(is_normal, 0.0, pending)
     return sent_s
 
 
@@ -431,12 +444,22 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
     backward_start, selection_start, communication_start, communication : ndarray
         tau_b, tau_s, tau_c and t_c of each layer, all of shape (L,), in seconds.
     """
+    # In the paper's symbols t_s, t_c, tau_b, tau_s and tau_c, in this order.
     selecting_s = instance.selection_s(instance.elements)
-    sent_s = instance.communication_s(instance.elements)
-    begun_s = backward_start_s(instance.forward_s, instance.backward_s, selecting_s)
-    computed_s = selection_start_s(begun_s, instance.backward_s)
-    sending_s = communication_start_s(computed_s + selecting_s, sent_s)
-    return begun_s, computed_s, sending_s, sent_s
+    communication_s = instance.communication_s(instance.elements)
+    backward_starts_s = backward_start_s(
+        instance.forward_s, instance.backward_s, selecting_s
+    )
+    selection_starts_s = selection_start_s(backward_starts_s, instance.backward_s)
+    communication_starts_s = communication_start_s(
+        selection_starts_s + selecting_s, communication_s
+    )
+    return (
+        backward_starts_s,
+        selection_starts_s,
+        communication_starts_s,
+        communication_s,
+    )
 
 
 def exposed_s(instance: Instance, *, literal: bool = False) -> float:
@@ -460,12 +483,14 @@ def exposed_s(instance: Instance, *, literal: bool = False) -> float:
 
     Repaired: t_c^no = tau_c^(1) + t_c^(1) - (tau_s^(1) + t_s^(1))
     """
-    _, computed_s, sending_s, sent_s = timeline(instance)
+    # Index 0 is layer 1.
+    _, selection_starts_s, communication_starts_s, communication_s = timeline(instance)
     selecting_s = float(instance.selection_s(instance.elements[0]))
     if literal:
+        # As printed, t_s^(1) has the other sign.
         selecting_s = -selecting_s
-    selected_s = computed_s[0] + selecting_s
-    return float(sending_s[0] + sent_s[0] - selected_s)
+    selected_s = selection_starts_s[0] + selecting_s
+    return float(communication_starts_s[0] + communication_s[0] - selected_s)
 
 
 def objective_s(instance: Instance, *, literal: bool = False) -> float:
@@ -489,12 +514,15 @@ def objective_s(instance: Instance, *, literal: bool = False) -> float:
 
     Repaired: max(tau_s^(1) + t_s^(1), tau_c^(2) + t_c^(2)) + t_c^(1)
     """
-    _, computed_s, sending_s, sent_s = timeline(instance)
+    # Index 0 is layer 1, and index 1 is layer 2.
+    _, selection_starts_s, communication_starts_s, communication_s = timeline(instance)
+    sent_s = communication_starts_s + communication_s
     if literal:
-        first_s = sending_s[0] + sent_s[0]
+        first_term_s = sent_s[0]
     else:
-        first_s = computed_s[0] + instance.selection_s(instance.elements[0])
-    return float(max(first_s, sending_s[1] + sent_s[1]) + sent_s[0])
+        selecting_s = instance.selection_s(instance.elements[0])
+        first_term_s = selection_starts_s[0] + selecting_s
+    return float(max(first_term_s, sent_s[1]) + communication_s[0])
 
 
 # -- which layers to merge -----------------------------------------------------------
@@ -541,19 +569,23 @@ class Candidates:
     """
 
     def __init__(self, instance: Instance) -> None:
-        _, computed_s, sending_s, sent_s = timeline(instance)
+        _, selection_starts_s, communication_starts_s, communication_s = timeline(
+            instance
+        )
         elements = instance.elements
         selecting_s = instance.selection_s(elements)
         self.instance = instance
         # [1:] are the layers l from 2 to L, and [:-1] are the layers l - 1 before them.
         self.elements = elements[1:]
-        self.u_s = computed_s[1:] + instance.backward_s[:-1]
+        # The selection from layer l starts when the gradients of layer l are computed.
+        self.u_s = selection_starts_s[1:] + instance.backward_s[:-1]
         self.own_s = selecting_s[1:]
         self.before_s = selecting_s[:-1]
         self.together_s = instance.selection_s(elements[1:] + elements[:-1])
-        self.sending_s = sending_s[1:]
-        self.free_s = sending_s[1:] + sent_s[1:]
+        self.sending_s = communication_starts_s[1:]
+        self.free_s = communication_starts_s[1:] + communication_s[1:]
 
+        # When both layers have been selected from, one after the other or at once.
         apart_ready_s = self.u_s + self.own_s + self.before_s
         together_ready_s = self.u_s + self.together_s
         self.q3: Bools = apart_ready_s < self.free_s
@@ -567,7 +599,8 @@ class Candidates:
         ----------
         line : int, optional
             By which line of the paper's derivation, 2 to 6. Line 3 drops t_s^(l-1), and
-            line 4 has tau_b^(l) where tau_b^(l-1) is meant. The other lines agree.
+            line 4 has tau_b^(l) where tau_b^(l-1) is meant. Lines 2, 5 and 6 give the
+            right time.
 
         Returns
         -------
@@ -581,7 +614,7 @@ class Candidates:
         ready_s = self.u_s + self.own_s + self.before_s
         if line == 3:
             ready_s = ready_s - self.before_s
-        # Backward of layer l - 1 starts t_b^(l) + t_s^(l) after that of layer l.
+        # The two starts in line 4 differ: tau_b^(l-1) = tau_b^(l) + t_b^(l) + t_s^(l).
         if line == 4:
             ready_s = ready_s - self.own_s - self.instance.backward_s[1:]
         sent_s = self.instance.communication_s(self.instance.elements[:-1])
@@ -589,17 +622,19 @@ class Candidates:
 
     @property
     def gain_s(self) -> Floats:
-        """Return how much earlier layer l - 1's message ends if l is merged.
+        """Return how much earlier the message of layer l - 1 ends if layer l is merged.
 
         Returns
         -------
         ndarray, shape (L-1,)
             t_gain = mu^(l-1) - mu~^(l-1) in seconds, where mu~ is the end with l merged.
         """
-        ready_s = np.maximum(self.u_s + self.together_s, self.sending_s)
-        both = self.elements + self.instance.elements[:-1]
-        together_end_s = ready_s + self.instance.communication_s(both)
-        return self.completion_s() - together_end_s
+        # A single message of both layers starts when both have been selected from, and not
+        # before the message of layer l could start, when the link becomes free.
+        start_s = np.maximum(self.u_s + self.together_s, self.sending_s)
+        elements_of_both = self.elements + self.instance.elements[:-1]
+        end_s = start_s + self.instance.communication_s(elements_of_both)
+        return self.completion_s() - end_s
 
     @property
     def gamma_rho_s(self) -> float:
@@ -638,9 +673,11 @@ class Candidates:
         C3, all other layers: tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
         """
         instance = self.instance
+        # By how much less time one selection from both layers takes than two selections,
+        # which is negative by Eq 20.
         selecting_less_s = self.own_s + self.before_s - self.together_s
         if literal:
-            # All three selections hold the factor gamma rho. As printed, only the first
+            # All three selections include the factor gamma rho. As printed, only the first
             # one has it.
             without_factor = (self.before_s - self.together_s) / self.gamma_rho_s
             selecting_less_s = self.own_s + without_factor
@@ -724,12 +761,12 @@ def find_merged_layers(
     instance : Instance
         A network of L layers.
     repairs : frozenset of str, optional
-        Which of REPAIRS to make. Without any, the algorithm is as printed, and every
-        comparison with NaN is false.
+        Which of REPAIRS to make. Without any, the algorithm is as printed. Then the times
+        after the first merged layer are NaN, with which every comparison is false.
     by_code : bool, optional
-        Whether to follow the authors' published code. There a layer is merged when its
-        message waits less than a start-up, which leaves out Q3, and t_s^(l-1) out of Q5.
-        Layer L is always merged without a test.
+        Whether to follow the authors' published code. It does not test Q3, and its Q5
+        leaves out t_s^(l-1), the selection from layer l - 1 alone. It always merges layer
+        L, without a test.
 
     Returns
     -------
@@ -747,35 +784,42 @@ def find_merged_layers(
     last = instance.layers - 1
     merged = np.zeros(instance.layers, bool)
 
-    # The times of the layer that is judged (lines 17-36): when its backward pass begins
-    # and ends, and when the link is free for its message. They count from the start of the
-    # backward pass, at which nothing has been sent.
+    # The times of the layer that is judged (lines 17-36) count from the start of the whole
+    # backward pass. The backward pass of the layer begins at ``begun_s`` and ends at
+    # ``computed_s``. The link is free for its message at ``link_free_s``, which for layer L
+    # is before all else.
     begun_s = 0.0
     link_free_s = -np.inf
     # As printed, line 32 reads the backward time of layer 1 instead of layer L.
     layer_read = last if "index" in repairs else 0
     computed_s = layers.backward_s[layer_read]
+    # Index i is layer i + 1, so that layer 1 is not judged.
     for i in range(last, 0, -1):
         selecting_s = layers.selecting_s[i]
         sent_s = layers.sent_s[i]
-        # The order of the arguments matters for NaN, which `max` keeps if it comes first.
+        # The message starts when its layer has been selected from and the link is free. The
+        # order of the arguments matters for NaN, which `max` keeps if it comes first.
         sending_s = max(computed_s + selecting_s, link_free_s)
 
+        # When layers i and i - 1 are computed without a selection between, and when they
+        # have been selected from, one after the other or at once.
         before_s = layers.selecting_s[i - 1]
         both_computed_s = begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
         apart_ready_s = both_computed_s + selecting_s + before_s
         together_ready_s = both_computed_s + layers.together_s[i]
         started_s = sending_s + alpha_s
         if by_code and i == last:
-            # The code marks layer L as merged and leaves its numbers as they are.
+            # The code marks layer L as merged, but counts its times as if it were not.
             merged[i] = True
             joins = False
         elif by_code:
             joins = together_ready_s - before_s < started_s
         else:
-            # These are Q3 and Q5 of Eq 24. With beta d, the start of the message and alpha
-            # make its end.
-            waits = apart_ready_s < started_s + instance.beta_s * layers.size[i]
+            # Q3 of Eq 24: apart, the message of layer i - 1 waits for that of layer i.
+            sent_end_s = started_s + instance.beta_s * layers.size[i]
+            waits = apart_ready_s < sent_end_s
+            # Q5: together, both layers are ready less than a start-up after the message of
+            # layer i could start.
             joins = waits and started_s > together_ready_s
 
         if joins:
@@ -791,6 +835,7 @@ def find_merged_layers(
             sending_s = max(computed_s, link_free_s)
             selecting_s = 0.0 if "log0" in repairs else np.nan
             sent_s = 0.0 if "alpha" in repairs else alpha_s
+        # The times of layer i - 1, which is judged next.
         begun_s = computed_s + selecting_s
         link_free_s = sending_s + sent_s
         computed_s = begun_s + layers.backward_s[i - 1]
@@ -824,13 +869,18 @@ class _MergingLayers:
         self.sent_s: list[float] = instance.communication_s(elements).tolist()
 
     def join(self, i: int) -> None:
-        """Let the layer at index ``i`` join the one before it."""
+        """Let the layer at index ``i`` join the one before it.
+
+        The joined layers have the index i - 1. The numbers at index ``i`` stay as they
+        are, and are not used again.
+        """
         instance = self.instance
         self.backward_s[i - 1] += self.backward_s[i]
         self.size[i - 1] += self.size[i]
         self.selecting_s[i - 1] = self.together_s[i]
         self.sent_s[i - 1] = instance.alpha_s + instance.beta_s * self.size[i - 1]
-        # If there is a layer before the joined ones, both are the next pair to be judged.
+        # The layer before the joined ones, if there is one, is judged with them next. A
+        # selection takes an array or a scalar of numpy.
         if i > 1:
             next_pair = np.float64(self.size[i - 1] + self.size[i - 2])
             next_pair_s = instance.selection(next_pair, instance.density)
@@ -840,7 +890,7 @@ class _MergingLayers:
 def of_planning(
     workload: Workload, cost: MessageCost, gamma_s: float | None = None
 ) -> Instance:
-    """Return the instance for which Algorithm 1 plans, with the costs of omgs Eqs 10, 11.
+    """Return the network and its costs for which Algorithm 1 plans (omgs Eqs 10, 11).
 
     Parameters
     ----------
@@ -860,14 +910,16 @@ def of_planning(
     """
     smallest_bytes = float(workload.bytes.min())
     all_bytes = float(workload.bytes.sum())
-    # The costs of a table may fall with the size, or rise so steeply that the line through
-    # them would start below 0. Neither alpha nor beta is negative.
+    # A cost that interpolates measurements may fall with the size, or rise so steeply that
+    # the line would start below 0. Algorithm 1 needs an alpha and a beta of at least 0.
     growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
-    # With one gradient both sizes are equal.
+    # With one gradient both sizes are equal and ``growth_s`` is 0, so that any divisor will
+    # do.
     s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)
     alpha_s = max(0.0, cost(smallest_bytes) - s_per_byte * smallest_bytes)
-    # Eq 11 counts elements, which may have several bytes.
+    # Eq 11 has a beta per element, which is that per byte times the bytes of an element.
     beta_s = s_per_byte * all_bytes / float(workload.parameters.sum())
+    # In the published code the selection does not depend on the density.
     selection: Selecting = Log(PUBLISHED_GAMMA_S)
     density = 1.0
     if gamma_s is not None:
@@ -888,7 +940,7 @@ def of_planning(
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:
-    """Return the fusion plan of a choice of merged layers.
+    """Return the fusion plan of a choice of merged layers: which gradients share a message.
 
     Parameters
     ----------
@@ -897,9 +949,11 @@ def plan_of(merged: Bools, name: str) -> FusionPlan:
     name : str
         The name of the plan.
     """
-    # In ready order, the reverse of the network's, a normal layer ends its group.
-    is_last_of_group = ~merged[::-1]
-    ends = np.flatnonzero(is_last_of_group) + 1
+    # A plan is in ready order, which begins with layer L. There a normal layer comes after
+    # the merged layers that are fused with it, and is the last one of its message.
+    is_last_of_message = ~merged[::-1]
+    # The end of a message is the number of layers up to and including its last one.
+    ends = np.flatnonzero(is_last_of_message) + 1
     return FusionPlan(name, tuple(ends.tolist()))
 
 
@@ -917,8 +971,9 @@ def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], 
     Returns
     -------
     tuple of tuple of int
-        The layers, numbered from 1, of each message in the order of sending. A normal
-        layer sends what merged layers have pushed (lines 15-28).
+        The layers, numbered from 1, of each message in the order of sending. A merged layer
+        pushes its gradient into a buffer, and a normal layer sends the buffer (lines
+        15-28).
 
     Examples
     --------
@@ -938,35 +993,36 @@ def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], 
 
 
 def merge_up_to(parameters: Iterable[int], threshold: int) -> tuple[int, ...]:
-    """Return the sizes of the merged layers of MGS-SGD (omgs V-D).
+    """Return the sizes of the messages of MGS-SGD (omgs V-D).
 
     Parameters
     ----------
     parameters : iterable of int
         The elements of each layer in ready order.
     threshold : int
-        From how many elements on the pending layers are sent.
+        How many elements pending layers must have together to be sent as a message.
 
     Returns
     -------
     tuple of int
-        The elements of each message. The last one has what remains.
+        The elements of each message. The last one has what remains, which may be less than
+        the threshold.
 
     Examples
     --------
     >>> merge_up_to([10, 5, 5, 3], threshold=10)
     (10, 10, 3)
     """
-    merged = []
+    message_sizes = []
     pending = 0
     for size in parameters:
         pending += size
         if pending >= threshold:
-            merged.append(pending)
+            message_sizes.append(pending)
             pending = 0
     if pending:
-        merged.append(pending)
-    return tuple(merged)
+        message_sizes.append(pending)
+    return tuple(message_sizes)
 
 
 # -- what the paper leaves open of its networks --------------------------------------
@@ -1007,10 +1063,12 @@ def published_cost(workers: int, density: float) -> SparseGather:
     Returns
     -------
     SparseGather
-        A selection takes gamma d log2 d, and an all-gather alpha + beta d.
+        A selection from d elements takes gamma d log2 d. Each of the two all-gathers, of
+        values and of indices, takes alpha, and beta for every byte of all workers.
     """
     code = published_code("omgs")
     gather = AlphaBeta(
+        # The start-up in seconds, and the seconds per byte.
         code[f"alpha-{workers}"],
         code[f"beta-{workers}"],
         collective="all_gather",
@@ -1046,17 +1104,19 @@ class Setting:
 
     def workload(self) -> Workload:
         """Return one iteration, in which the tensors of a layer become ready together."""
-        sizes, by_work, alike = _shape(self.network, self.units)
+        sizes, shares_by_work, equal_shares = _shape(self.network, self.units)
         backward_s = self.compute_s * self.backward
-        shares = (1 - self.even) * by_work + self.even * alike
+        forward_s = self.compute_s - backward_s
+        # The share of each tensor in the backward pass.
+        shares = (1 - self.even) * shares_by_work + self.even * equal_shares
         return Workload.from_arrays(
-            self.compute_s - backward_s, backward_s * shares, ELEMENT_BYTES * sizes
+            forward_s, backward_s * shares, ELEMENT_BYTES * sizes
         )
 
 
 @cache
 def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Return the tensors of a network in ready order.
+    """Return the tensors of a network in ready order, which begins with the last layer.
 
     Parameters
     ----------
@@ -1070,22 +1130,24 @@ def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]
     sizes : ndarray of int, shape (n,)
         The elements of each tensor.
     by_work, alike : ndarray, shape (n,)
-        The share of each tensor in the backward pass, by the multiply-adds of its layer,
-        and if all layers take the same time. The tensors of a layer become ready
-        together, so that the first has the share of the layer, and the others have none.
+        The share of each tensor in the backward pass: ``by_work`` if a layer takes time by
+        its multiply-adds, and ``alike`` if all layers take the same time. The tensors of a
+        layer become ready together, so that the first one has the share of the layer, and
+        the others have none.
     """
     if network == LSTM:
         layers = tuple(networks.ptb_lstm(units))
     else:
         layers = networks.layers(NETWORKS[network])
-    multiply_adds = sum(layer.multiply_adds for layer in layers)
+    all_multiply_adds = sum(layer.multiply_adds for layer in layers)
     sizes: list[int] = []
     by_work: list[float] = []
     alike: list[float] = []
     for layer in reversed(layers):
         sizes.extend(layer.tensors[::-1])
+        # Of all tensors but the first.
         no_shares = [0.0] * (len(layer.tensors) - 1)
-        by_work.extend([layer.multiply_adds / multiply_adds, *no_shares])
+        by_work.extend([layer.multiply_adds / all_multiply_adds, *no_shares])
         alike.extend([1 / len(layers), *no_shares])
     return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
 
@@ -1112,7 +1174,8 @@ def breakdown(
     iteration_s = sparse_iteration(workload, plan, cost).prediction.iteration_s
     forward_s = workload.forward_s
     backward_s = float(workload.backward_s.sum())
-    selecting_s = float(cost.selection_s(plan.group_bytes(workload)).sum())
+    message_bytes = plan.group_bytes(workload)
+    selecting_s = float(cost.selection_s(message_bytes).sum())
     return {
         "forward": forward_s,
         "backward": backward_s,
@@ -1132,9 +1195,10 @@ def planned(setting: Setting, planner: str, cost: SparseGather) -> dict[str, flo
 def most_saved_s(
     network: str, cost: SparseGather, messages: int, units: int = 1500
 ) -> float:
-    """Return how much less time than TopK-SGD several messages can take at most.
+    """Return by how much an iteration with several messages can be shorter than TopK-SGD's.
 
-    The bound holds whatever the times of the layers are.
+    TopK-SGD sends a single message. The returned bound holds whatever the times of the
+    layers are.
 
     Parameters
     ----------
@@ -1150,25 +1214,28 @@ def most_saved_s(
     Returns
     -------
     float
-        The saved time in seconds.
+        The most that can be saved, in seconds.
 
     Notes
     -----
     Selection takes the least time if all messages are equally large. All communication
-    but the start-up of the last message may be hidden.
+    but the start-up of the last message may be hidden, while TopK-SGD hides nothing.
     """
     sizes, _, _ = _shape(network, units)
     all_bytes = ELEMENT_BYTES * float(sizes.sum())
-    elements_a_message = all_bytes / ELEMENT_BYTES / messages
+    elements_per_message = all_bytes / ELEMENT_BYTES / messages
     selecting = Log(published_code("omgs")["gamma"])
-    # The density, which is 1 here, does not change this cost.
-    selecting_apart_s = messages * float(selecting(elements_a_message, 1))
+    # The density, which is 1 here, does not change the time.
+    least_selecting_s = messages * float(selecting(elements_per_message, 1))
     topk_selecting_s = float(cost.selection_s(all_bytes))
-    return topk_selecting_s - selecting_apart_s + cost(all_bytes) - cost.startup_s()
+    # What TopK-SGD selects and sends, less what the messages select and cannot hide.
+    return topk_selecting_s - least_selecting_s + cost(all_bytes) - cost.startup_s()
 
 
 def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, Any]]:
-    """Yield the iterations of every setting of a network under both rules of OMGS.
+    """Yield the iterations of every setting of a network, OMGS-SGD by both of its rules.
+
+    The rules are Algorithm 1 and that of the published code.
 
     Parameters
     ----------
@@ -1183,13 +1250,14 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
     Yields
     ------
     dict
-        The fields of `Setting`, "rule" (the planner of OMGS), the iterations "topk_s",
-        "mgs_s" and "omgs_s" in seconds, and the "messages" of OMGS.
+        The fields of `Setting`, "rule" ("omgs" for Algorithm 1, or "omgs:code"), the
+        iterations "topk_s", "mgs_s" and "omgs_s" in seconds, and "messages", the number of
+        messages of OMGS-SGD.
     """
     compute_times_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
     backward_shares = (0.5, 2 / 3, 0.75)
     even_shares = (0.0, 0.5)
-    # Networks without units are scanned once.
+    # Only the LSTM has units. For the other networks 0 stands for none.
     units_tried = UNITS if network == LSTM else (0,)
     for compute_s, backward, even, units in product(
         compute_times_s, backward_shares, even_shares, units_tried

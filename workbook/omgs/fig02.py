@@ -31,9 +31,10 @@ def draw(
     Parameters
     ----------
     selecting : mapping of str to Fit
-        The fits of a selection by their form, made from the samples at DENSITY.
+        The fits of a selection by their form, such as "log", made from the samples at
+        DENSITY.
     gathering : sequence of Fit
-        The fits of an all-gather. All have the same samples.
+        The fits of an all-gather, each of another form. All have the same samples.
     measured : DataFrame
         Samples of selections at all densities, with the columns ``elements``, ``density``
         and ``seconds`` of a machine's table ``selection``.
@@ -48,16 +49,21 @@ def draw(
         The alpha (s) and the beta (s/byte) of the code for as many nodes as ``gathering``
         has ranks, or for NODES if the code has none for these.
     """
+    # The numbers of the code by their id. The alpha and the beta have one for each number
+    # of nodes.
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
     # All fits have the same ranks and samples, so that the first one stands for them.
     gather = gathering[0]
     nodes = gather.cost.workers
     if nodes is None or f"alpha-{nodes}" not in code:
         nodes = NODES
-    # The seven sizes are numbers of elements in one panel, and bytes in the other.
+    # The range is the paper's. The sizes are numbers of elements in the panel of
+    # selections, and bytes in that of all-gathers.
     sizes = np.geomspace(1e3, 1e6, 7).round()
+    # The printed gamma, times d log2 d as in the code.
     gamma_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
-    # Both numbers of nodes may be the same, which is drawn once.
+    # The ranks of the fits and NODES are drawn once if they are equal, because a dict has
+    # each key once.
     gather_s = {
         n: code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes
         for n in dict.fromkeys((nodes, NODES))
@@ -69,6 +75,8 @@ def draw(
         "paper:γ, without ρ": gamma_s,
         "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s,
     }
+    # `plots.cost_fit` draws the measured all-gathers in milliseconds, and the longer
+    # selections in seconds.
     gathers_ms = {
         f"paper:code, {n} nodes": 1e3 * times_s for n, times_s in gather_s.items()
     }
@@ -98,9 +106,10 @@ def _draw_costs(
     Parameters
     ----------
     ax : Axes
-        Where they are drawn.
+        Where the costs are drawn.
     of_code : DataFrame
-        The costs of the code: a row for each size, and a column for each line.
+        The costs of the code in the unit of the panel: a row for each size, and a column
+        for each line.
     fits : mapping of str to Fit
         The fits by their form.
     heading : str
@@ -108,7 +117,8 @@ def _draw_costs(
     """
     plots.lines(ax, of_code, xlabel="", ylabel="", legend="")
     plots.cost_fit(ax, dict(fits))
-    # The axis is logarithmic. The room above the lines is for the legend.
+    # The axis is logarithmic, so that 30 times its end leaves some room above the lines,
+    # which is for the legend.
     ax.set_ylim(top=30 * ax.get_ylim()[1])
     plots.heading(ax, heading)
 
@@ -125,21 +135,23 @@ def _numbers(
     Parameters
     ----------
     measured : DataFrame
-        Samples of selections.
+        Samples of selections, with the columns ``elements``, ``density`` and ``seconds``.
     gather : Fit
         A fit of an all-gather, with its samples.
     sizes : ndarray, shape (s,)
-        The elements of selections, and the bytes of all-gathers, by the code's costs.
+        The sizes at which the costs of the code were computed: elements of selections, and
+        bytes of all-gathers.
     gamma_s : ndarray, shape (s,)
-        The selections without the density, in seconds.
+        The selections by the code, without the density as a factor, in seconds.
     gather_s : mapping of int to ndarray, shape (s,)
-        The all-gathers by the number of nodes, in seconds.
+        The all-gathers by the code, by the number of nodes, in seconds.
 
     Returns
     -------
     DataFrame
-        Rows of four kinds, of which each lacks the columns of the others: medians of
-        selections and of all-gathers, then the code's selections and all-gathers.
+        Rows of four kinds: medians of measured selections, medians of measured
+        all-gathers, the code's selections, and the code's all-gathers. A row is NaN in the
+        columns of the other kinds.
     """
     selections = measured.groupby(["elements", "density"])["seconds"].median()
     gathers = pd.Series(gather.seconds).groupby(gather.sizes).median()
@@ -152,4 +164,5 @@ def _numbers(
         pd.DataFrame({"bytes": sizes, **columns}),
     ]
     rows = pd.concat(kinds, ignore_index=True)
+    # Int64 keeps whole numbers beside missing ones.
     return rows.astype({"elements": "Int64", "bytes": "Int64"})

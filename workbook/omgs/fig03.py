@@ -47,18 +47,19 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Of trainings of several lengths, only the longest count. Columns that do not name
-        the training:
+        A row for each epoch of each training. Of a network's trainings only the longest
+        count. ``network``, ``method``, ``machine``, ``seed`` and ``epoch`` name the row. The
+        other columns are:
 
         score
             The accuracy, or 1/perplexity for a text.
         measure, value
-            What is drawn: the held-out accuracy or perplexity.
+            What is drawn, "held-out accuracy" or "held-out perplexity", and its value.
         messages, ends
-            The number of messages, and where the groups of the plan end.
+            The number of messages, and where the messages of the plan end.
         sends
             How often, so far, each element would have been sent if all were sent equally
-            often. It is absent with a schedule of densities.
+            often. It is NaN with a schedule of densities.
 
     Raises
     ------
@@ -74,13 +75,15 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     if rows.empty:
         raise UserError("no sparsified training: run ddlkit measure convergence")
 
+    # Whether the density is the same in all epochs.
     is_constant = rows["schedule"] == "constant"
     is_text = rows["network"] == TEXT
     names = rows["method"].map(TITLES)
+    # The loss of a text is the logarithm of its perplexity.
     perplexity = np.exp(rows["loss"])
     # An epoch leaves out images that do not fill a batch.
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
-    # In each step, every rank sends as many of the parameters as ``selected`` says.
+    # In each step, every rank sends ``selected`` of the parameters.
     sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
     columns = {
         "network": rows["network"].map(LEARNED),
@@ -89,6 +92,7 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
         "machine": rows.get("machine", ""),
         "seed": rows["seed"],
         "epoch": rows["epoch"],
+        # 1/perplexity of a text.
         "score": np.exp(-rows["loss"]).where(is_text, rows["accuracy"]),
         "measure": is_text.map(
             {True: "held-out perplexity", False: "held-out accuracy"}
@@ -102,21 +106,26 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
 
 
 def _one_method_a_row(trained: pd.DataFrame) -> pd.DataFrame:
-    """Return the held-out rows of the longest trainings, with one method a row.
+    """Return the held-out rows of each network's longest trainings, with one method a row.
 
     A training counts for every method whose plan it has: a row of "lags+exact" becomes
-    two. A schedule of densities counts for OMGS-SGD only.
+    two. A training with a schedule of densities counts for OMGS-SGD only.
     """
-    longest = trained.groupby("network")["epochs"].transform("max")
-    is_longest = trained["epochs"] == longest
+    most_epochs = trained.groupby("network")["epochs"].transform("max")
+    is_longest = trained["epochs"] == most_epochs
     rows = trained[is_longest & (trained["measured_on"] == "held_out")]
     rows = rows.assign(method=rows["method"].str.split("+"))
     rows = rows.explode("method", ignore_index=True)
+    # With the schedule "constant" the density is the same in all epochs.
     return rows[(rows["schedule"] == "constant") | (rows["method"] == "omgs")]
 
 
 def _in_order(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return rows in the order of LEARNED and of TITLES, methods with a schedule last."""
+    """Return rows in the order of LEARNED and of TITLES, methods with a schedule last.
+
+    LEARNED has the names of the networks, and TITLES those of the methods.
+    """
+    # The name of a method with a schedule of densities, such as "OMGS, ...", has no title.
     scheduled = sorted(set(frame["method"]) - set(TITLES.values()))
     networks = list(LEARNED.values())
     methods = [*TITLES.values(), *scheduled]
@@ -130,22 +139,24 @@ def _in_order(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `measured` that are judged.
+    """Return the rows of `measured` of the networks that have been trained often enough.
 
-    A network is judged if every method of TITLES has at least SEEDS seeds. Of such a
-    network, other methods with as many seeds are kept, too, such as those with a schedule.
+    A network counts if every method of TITLES was trained from at least SEEDS seeds. Of such
+    a network, methods with a schedule of densities are kept, too, if they have as many
+    seeds.
 
     Parameters
     ----------
     frame : DataFrame
         What `measured` returned.
     """
-    seeds = frame.groupby(["network", "method"])["seed"].transform("nunique")
-    enough = frame[seeds >= SEEDS]
-    titled = enough[enough["method"].isin(TITLES.values())]
-    n_methods = titled.groupby("network")["method"].nunique()
-    complete = n_methods[n_methods == len(TITLES)].index
-    return enough[enough["network"].isin(complete)].reset_index(drop=True)
+    n_seeds = frame.groupby(["network", "method"])["seed"].transform("nunique")
+    with_enough_seeds = frame[n_seeds >= SEEDS]
+    is_titled = with_enough_seeds["method"].isin(TITLES.values())
+    n_methods = with_enough_seeds[is_titled].groupby("network")["method"].nunique()
+    complete_networks = n_methods[n_methods == len(TITLES)].index
+    is_complete = with_enough_seeds["network"].isin(complete_networks)
+    return with_enough_seeds[is_complete].reset_index(drop=True)
 
 
 def final(frame: pd.DataFrame) -> pd.DataFrame:
@@ -159,10 +170,10 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By network and method: the number of ``seeds``, the ``mean`` of the score, and its
-        ``spread`` (largest less least) over seeds. ``ends`` is where the groups of the
-        plan end, and ``sends`` how often each element would have been sent in the whole
-        training if all were sent equally often.
+        By network and method: the number of trainings as ``seeds``, the ``mean`` of the
+        score, and its ``spread`` (largest less least) over them. ``ends`` is where the
+        messages of the plan end, and ``sends`` how often each element would have been sent
+        in the whole training if all were sent equally often.
     """
     grouped = _last(frame).groupby(["network", "method"], sort=False)
     scores = grouped["score"].agg(seeds="size", mean="mean", spread=np.ptp)
@@ -179,7 +190,7 @@ def _last(frame: pd.DataFrame) -> pd.DataFrame:
 def ratios(frame: pd.DataFrame) -> pd.Series:
     """Return the score of OMGS-SGD over the score of dense training.
 
-    The ratios are of the last epoch, by network, machine and seed.
+    The ratios are those after the last epoch, by network, machine and seed.
 
     Parameters
     ----------
@@ -188,14 +199,15 @@ def ratios(frame: pd.DataFrame) -> pd.Series:
     """
     training = ["network", "machine", "seed"]
     scores = _last(frame).pivot(index=training, columns="method", values="score")
-    # A seed may have been trained with only one of both methods.
+    # On a machine, a seed may have been trained with only one of both methods. Its ratio is
+    # NaN.
     return (scores["OMGS"] / scores["dense"]).dropna()
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the learning curves, a panel a network.
+    """Draw the learning curves, a panel for each network.
 
-    The headings say the last score of OMGS-SGD over that of dense training.
+    The headings say the score of OMGS-SGD over that of dense training, after the last epoch.
 
     Parameters
     ----------
@@ -220,6 +232,7 @@ def draw(frame: pd.DataFrame) -> Figure:
                 x="epoch",
                 y="value",
                 series="method",
+                # A line is the mean over seeds, and its band holds all of them.
                 center="mean",
                 percent=100,
             )

@@ -62,14 +62,17 @@ SHOWN = ("TopK", "MGS", "OMGS", "exact")
 
 @cache
 def modelled() -> pd.DataFrame:
-    """Return the parts of iterations at the nearest `setting` of each network.
+    """Return the parts of iterations at the `setting` of each network, by the model.
+
+    A `setting` has the unstated numbers with which the times are nearest to the printed ones.
 
     Returns
     -------
     DataFrame
-        A row a network and algorithm, OMGS-SGD by both rules. The columns ``messages``,
-        PARTS and ``iteration`` are by model, and ``paper`` is the printed iteration, if
-        there is one. Times are in seconds.
+        A row for each network and algorithm, where OMGS-SGD has two: by Algorithm 1
+        ("OMGS") and by the rule of the published code ("OMGS code"). The columns
+        ``messages``, PARTS and ``iteration`` are by model, and ``paper`` is the printed
+        iteration, or NaN. Times are in seconds.
     """
     planners = {
         "TopK": PLANS["TopK"],
@@ -84,7 +87,8 @@ def modelled() -> pd.DataFrame:
         nearest = setting(str(network))
         cost = cost_of(str(network))
         for algorithm, planner in planners.items():
-            # The paper prints one time of OMGS-SGD, which both rules are compared with.
+            # The paper prints one time of OMGS-SGD, so that both of its rules have the
+            # column "omgs_s". LAGS-SGD and exact merging have no column.
             column = f"{algorithm.split()[0].lower()}_s"
             rows.append(
                 {
@@ -102,7 +106,9 @@ def modelled() -> pd.DataFrame:
 
 
 def measured(campaign: Source) -> pd.DataFrame:
-    """Return the replays of every algorithm and network at the longest start-up.
+    """Return the replays of every algorithm and network at the longest start-up of a message.
+
+    Of the start-ups that were replayed, the longest is that of the paper's cluster.
 
     Parameters
     ----------
@@ -112,8 +118,8 @@ def measured(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row a network and algorithm, with the number of ``messages``, and with the times
-        PLAYED, the ``iteration`` and its prediction (``predicted``) in seconds of the
+        A row for each network and algorithm, with the number of ``messages``, and with the
+        times PLAYED, the ``iteration`` and its prediction (``predicted``) in seconds of the
         paper's cluster. Two more columns say how far a row can be trusted:
 
         repeatability
@@ -123,27 +129,30 @@ def measured(campaign: Source) -> pd.DataFrame:
             Whether in any round the processor, instead of the link, may have set the
             pace.
     """
+    # A caller may change the copy, and the table in the cache stays as it is.
     return _measured(campaign).copy()
 
 
 @cache
 def _measured(campaign: Source) -> pd.DataFrame:
-    """Return what `measured` does, which takes seconds, computed once."""
+    """Return the table of `measured`, computed once because it takes seconds."""
     # The campaign was planned by the costs of its first session.
     first_session = campaign.table("collectives").query("session == 0")
     # The costs are needed without intervals, and thus without random draws.
     costs = Calibration.of(first_session, draws=0)
-    by_link = accuracy.joined(campaign).groupby(["network", "link"], sort=False)
+    replays = accuracy.joined(campaign)
     workloads = campaign.workloads()
     selections = campaign.selections()
     tables = []
-    for _, played in by_link:
+    for _, played in replays.groupby(["network", "link"], sort=False):
         tables.append(_by_algorithm(played, costs, workloads, selections))
     frame = pd.concat(tables)
     # Every network was replayed at the same start-ups, which `_by_algorithm` rounds, so
     # that equal start-ups are equal numbers.
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
 
+    # Networks and algorithms have different names, so that one order is enough for both
+    # columns.
     names = [*LAB_NETWORKS.values(), *PLANS, DENSE]
     order = {name: number for number, name in enumerate(names)}
     rows = frame.sort_values(
@@ -174,27 +183,31 @@ def _by_algorithm(
     Returns
     -------
     DataFrame
-        A replay has a row for each algorithm whose plan it has. The column ``startup_s``
-        has the start-up on the paper's cluster in seconds.
+        A replay has a row for each algorithm whose plan it has. Times are in seconds of
+        the paper's cluster, and the column ``startup_s`` has the start-up of a message
+        there.
     """
-    # Sparse replays of one network and link differ only in their plans. Any of them says which
-    # profile, selection and dilation they have.
+    # Sparse replays of one network and link differ only in their plans. Any of them says
+    # which profile and selection they have, and their dilation, which is the factor on the
+    # recorded compute times.
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
     lab_workload = workloads[sparse_case.profile_sha256]
     workload = lab_workload.scaled(sparse_case.dilation)
+    # How many times as long as on the paper's cluster an iteration computes in the lab. All
+    # times of the lab are divided by this factor.
     stretch = workload.compute_s / setting(network).compute_s
     gather = costs.of_case(sparse_case).cost
     assert isinstance(gather, SparseGather)
-    # Two digits are those of the start-up that the campaign asks for. The others come
-    # from rounding the dilation.
+    # The first two digits are those of the start-up that the campaign asks for. The others
+    # come from rounding the dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
-    # The ends of a plan's groups are joined with semicolons.
+    # The ends of a plan's messages are joined with semicolons.
     n_messages = played["ends"].str.count(";") + 1
-    times_s = _replayed_s(played, workload, workloads, selections)
+    lab_times_s = _replayed_s(played, workload, workloads, selections)
     replays = played.assign(
-        **{name: lab_s / stretch for name, lab_s in times_s.items()}
+        **{name: lab_s / stretch for name, lab_s in lab_times_s.items()}
     )
     replays = replays.assign(
         network=network,
@@ -202,6 +215,8 @@ def _by_algorithm(
         messages=n_messages,
     )
 
+    # The cost by which the lab planned, for algorithms whose plan was played under another
+    # name. Selections were dilated as computing was.
     selection = selections[sparse_case.selection_sha256]
     cost = replace(
         gather,
@@ -209,7 +224,9 @@ def _by_algorithm(
         selecting=lambda n, rho: sparse_case.dilation * selection(n, rho),
     )
     sparse = replays[replays["density"] < 1]
-    tables = [replays[replays["density"] == 1].assign(algorithm=DENSE)]
+    # Dense replays, of which there may be none, are one more algorithm.
+    dense = replays[replays["density"] == 1]
+    tables = [dense.assign(algorithm=DENSE)]
     for algorithm, planner in PLANS.items():
         rows = _replays_of_planner(sparse, planner, workload, cost)
         tables.append(rows.assign(algorithm=algorithm))
@@ -229,25 +246,26 @@ def _replayed_s(
     played : DataFrame
         The replays.
     workload : Workload
-        The iteration that all replays have but for their selections.
+        What all replays compute, without the selections.
     workloads, selections : mapping
         The workloads and the selection times of the campaign, by their hash.
 
     Returns
     -------
     dict of str to float, ndarray or Series
-        PLAYED, "iteration" and "predicted", each of all replays or of one a row.
+        PLAYED, "iteration" and "predicted". A number holds for all replays, and an array
+        or Series has a number for each row of ``played``.
     """
     backward_s = float(workload.backward_s.sum())
     # The lab computes a selection as a part of the backward pass.
-    with_selection_s = []
+    backward_with_selection_s = []
     for row in played.to_dict("records"):
         computing = workload_of_case(Case.from_row(row), workloads, selections)
-        with_selection_s.append(computing.backward_s.sum())
+        backward_with_selection_s.append(computing.backward_s.sum())
     return {
         "forward": workload.forward_s,
         "backward": backward_s,
-        "selection": np.array(with_selection_s) - backward_s,
+        "selection": np.array(backward_with_selection_s) - backward_s,
         "exposed": played["measured_exposed_communication_s"],
         "update": workload.update_s,
         "iteration": played["measured_iteration_s"],
@@ -260,11 +278,13 @@ def _replays_of_planner(
 ) -> pd.DataFrame:
     """Return the replays with the plan of a planner.
 
-    If several planners make the same plan, it was played once, under the name of one.
+    If several planners make equal plans for ``workload`` and ``cost``, the plan was played
+    once, under the name of one of them.
     """
     rows = replays[replays["plan"] == planner]
     if not rows.empty:
         return rows
+    # The plan was played under another name, and is found by the ends of its messages.
     plan = make_plan(planner, workload, cost)
     ends = ";".join(str(end) for end in plan.ends)
     return replays[replays["ends"] == ends]
@@ -285,24 +305,25 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The rows of `modelled`, then those of ``frame``. The column ``where`` is "model" or
-        "lab". The rows of OMGS-SGD have three more ratios:
+        "lab". The rows of OMGS-SGD by Algorithm 1 also have ratios, and all others NaN:
 
         s1, s2
             The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
         less_exposed
             The exposed communication of TopK-SGD over that of OMGS-SGD.
         s1_paper, s2_paper, less_exposed_paper
-            What Tab VI and Section V-E print of these.
+            The same ratios as Tab VI and Section V-E print them.
     """
     # The model has no update of the weights.
     model = modelled().assign(where="model", update=0.0)
     lab = frame.assign(where="lab")
+    # A replay has the printed time of the same network and algorithm in `modelled`.
     paper_s = model.set_index(["network", "algorithm"])["paper"]
     replayed = pd.MultiIndex.from_frame(lab[["network", "algorithm"]])
     lab = lab.assign(paper=paper_s.reindex(replayed).to_numpy())
     both = pd.concat([model, lab[model.columns]], ignore_index=True)
 
-    # The ratios compare algorithms, so that each needs a column.
+    # The ratios compare algorithms, so that each algorithm needs a column.
     wide = both.pivot(index=["where", "network"], columns="algorithm")
     iteration_s = wide["iteration"]
     exposed_s = wide["exposed"]
@@ -313,6 +334,7 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
             "less_exposed": exposed_s["TopK"] / exposed_s["OMGS"],
         }
     )
+    # The printed ratios of a network are the same in the rows of the model and of the lab.
     networks = wide.index.get_level_values("network")
     stated = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
     stated["less_exposed"] = networks.map(_stated_less_exposed())
@@ -327,20 +349,21 @@ def _stated_less_exposed() -> dict[str, float]:
 
     The ratios are those that Section V-E states.
     """
+    # The numbers of the text by their id.
     stated = prose("omgs")
     return {
         # The text says "very close".
         "VGG-16": 1.0,
-        # The text says by how many per cent OMGS-SGD's is smaller.
+        # The text says by how many per cent the time of OMGS-SGD is shorter.
         "LSTM-PTB": 1 / (1 - stated["fig04-lstm"] / 100),
-        # The text gives one "about" for both.
+        # The text gives one number for both very deep networks.
         "ResNet-50": stated["fig04-deep"],
         "Inception-v4": stated["fig04-deep"],
     }
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the parts of iterations, modelled, replayed and printed.
+    """Draw the parts of modelled and replayed iterations, and the printed iterations.
 
     Parameters
     ----------
@@ -348,7 +371,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     in_lab = frame[frame["where"] == "lab"]
-    # A gain is the ratio of two iterations less 1, so that gains differ as ratios do.
+    # A gain is the ratio ``s1`` less 1, so that gains differ by as much as ratios. Rows of
+    # other algorithms than OMGS-SGD have NaN, which `min` and `max` ignore.
     differences = 100 * (in_lab["s1"] - in_lab["s1_paper"]).abs()
     message = (
         f"The replayed gain of OMGS-SGD over TopK-SGD differs from the printed gain by "
@@ -362,16 +386,17 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
-    """Draw two stacked bars for each of SHOWN, and the printed iteration over them.
+    """Draw a pair of stacked bars for each of SHOWN, and a point at the printed iteration.
 
-    ``rows`` are those of `numbers` of one network.
+    ``rows`` are those of `numbers` of one network. The bars of a pair are the model and the
+    lab.
     """
     bars = pd.MultiIndex.from_product(
         [SHOWN, ("model", "lab")], names=["algorithm", "where"]
     )
     by_bar = rows.set_index(bars.names).reindex(bars)
-    # A column has the colour of the kind of span that it is named after. Both bars of a
-    # pair have the name of their algorithm.
+    # The columns get the names of kinds of spans, whose colours they are drawn in. Both
+    # bars of a pair have the name of their algorithm.
     parts = by_bar[list(PLAYED)].set_axis(KINDS, axis=1).droplevel("where")
     plots.bars(
         ax,
@@ -386,6 +411,7 @@ def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
     paper_s = by_bar["paper"].to_numpy()[::2]
     between = 2 * np.arange(len(SHOWN)) + 0.5
     plots.points(ax, between, paper_s, "paper", size=6)
+    # The gain of OMGS-SGD over TopK-SGD.
     replayed = by_bar.loc[("OMGS", "lab")]
     gain = replayed["s1"] - 1
     stated_gain = replayed["s1_paper"] - 1
@@ -396,7 +422,7 @@ def _draw_network(ax: Axes, network: str, rows: pd.DataFrame) -> None:
 
 
 def less_exposed_s(network: str, elements: float = 0) -> Floats:
-    """Return by how much OMGS-SGD's exposed communication is less than TopK-SGD's.
+    """Return by how many seconds OMGS-SGD exposes less communication than TopK-SGD.
 
     Parameters
     ----------
@@ -414,17 +440,18 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
 
     Notes
     -----
-    Selecting saves the most, gamma d log2 n, if all n messages are equally large. It
-    saves nothing if one of them has all elements.
+    TopK-SGD selects from all d elements in gamma d log2 d. In n equally large messages
+    OMGS-SGD selects in gamma d log2 (d / n), which saves the most: gamma d log2 n. It
+    saves nothing if one message has all elements.
     """
     stated = printed().loc[network]
     gamma_s = published_code("omgs")["gamma"]
     difference_s = stated["topk_s"] - stated["omgs_s"]
     # Each of the two times may be off by half a unit of its last digit.
     saved_s = difference_s + np.array([-2, 2]) * HALF_S
-    most_by_selecting_s = (
-        gamma_s * (elements or sum(tensors(network))) * math.log2(stated["messages"])
-    )
+    all_elements = elements or sum(tensors(network))
+    most_by_selecting_s = gamma_s * all_elements * math.log2(stated["messages"])
+    # The least has the shortest difference, and the most saved by selecting.
     return saved_s - [most_by_selecting_s, 0]
 
 
@@ -441,10 +468,13 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    The result is ``start + scale * share``. The share is the reduction of the exposed
-    communication over the time of all that TopK-SGD sends, which nothing hides. The result
-    is the reduction in per cent for a start of 0 and a scale of 100, and the ratio of
-    OMGS-SGD's exposed communication to TopK-SGD's for 1 and -1.
+    The share is by how much less OMGS-SGD exposes, over the time of all that TopK-SGD
+    sends, of which nothing is hidden. The result is ``start + scale * share``, an interval
+    for each `OpenCase`:
+
+    - With a start of 0 and a scale of 100 it is the share in per cent.
+    - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD over
+      that of TopK-SGD.
     """
     note = (
         "what Table VI saves, less what selecting may, over TopK-SGD's sending by the "
@@ -452,9 +482,9 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
     )
     spans = []
     for case in unstated(network):
-        ends_s = less_exposed_s(network, sum(case.tensor_elements))
-        # A negative scale turns the ends round.
-        span = np.sort(start + scale * ends_s / case.sending_s)
+        least_and_most_s = less_exposed_s(network, sum(case.tensor_elements))
+        # With a negative scale the larger end comes first.
+        span = np.sort(start + scale * least_and_most_s / case.sending_s)
         spans.append(span)
         note += f"; {_in_words(case)} {span[0]:.3g} to {span[1]:.3g}"
     if network == LSTM:
@@ -473,48 +503,53 @@ def _selection_share() -> Result:
     Table VI leaves several times for computing (OFF), and because another network may have
     the largest ratio instead.
     """
+    # The ratios of the networks for images by network, and those of the LSTM by case.
     images = defaultdict[str, list[float]](list)
     lstm = {}
     for network in NETWORKS:
         for case in unstated(network):
-            shares = case.selecting_s / case.compute_s
+            ratios = case.selecting_s / case.compute_s
             if network == LSTM:
-                lstm[_in_words(case)] = shares.tolist()
+                lstm[_in_words(case)] = ratios.tolist()
             else:
-                images[network].extend(shares)
-    ranges = [_range_in_words(name, shares) for name, shares in images.items()]
-    for name, shares in lstm.items():
-        # Without anything else in an iteration, Table VI's time holds exactly, which is the
+                images[network].extend(ratios)
+    ranges = [_range_in_words(name, ratios) for name, ratios in images.items()]
+    for name, ratios in lstm.items():
+        # If an iteration has no other parts, Table VI's time holds exactly, which is the
         # middle one of the three factors OFF. If the smallest factor leaves no time, two
-        # shares are left, of which this one is the larger.
-        exactly = sorted(shares)[len(shares) // 2]
-        text = _range_in_words(f"{LSTM} of {name}", shares)
+        # ratios are left, of which that of the middle factor is the larger.
+        exactly = sorted(ratios)[len(ratios) // 2]
+        text = _range_in_words(f"{LSTM} of {name}", ratios)
         ranges.append(f"{text}, without anything else {exactly:.2f}")
-    at_section_1 = topk_parts(RESNET, 1)[0] / claims.claimed("omgs-computing")
+    # How long TopK-SGD selects does not depend on the number of all-gathers.
+    resnet_selecting_s, _ = topk_parts(RESNET, gathers=1)
+    at_section_1 = resnet_selecting_s / claims.claimed("omgs-computing")
     note = (
         f"over {LEFT} with one gather or both: {'; '.join(ranges)}; 1,500 units, the "
         f"code's, or 1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section "
         "I's computing time"
     )
-    largest = max(images.values(), key=max)
+    # Of the networks for images, the one with the largest ratio stands for all.
+    largest_of_images = max(images.values(), key=max)
     spans = []
-    for shares in lstm.values():
-        # The maximum over networks is at least the larger one of two lower ends.
-        low = max(min(shares), min(largest))
-        spans.append((low, max(*shares, *largest)))
+    for ratios in lstm.values():
+        # The larger of two numbers is at least the larger of their lower ends.
+        low = max(min(ratios), min(largest_of_images))
+        high = max(*ratios, *largest_of_images)
+        spans.append((low, high))
     return claims.by_cases(spans, note)
 
 
-def _range_in_words(name: str, shares: Sequence[float]) -> str:
-    """Return a name and the range of its shares."""
-    return f"{name} {min(shares):.2f} to {max(shares):.2f}"
+def _range_in_words(name: str, ratios: Sequence[float]) -> str:
+    """Return a name and the range of its ratios."""
+    return f"{name} {min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def _exposed_by_code(gathers: int) -> str:
     """Return what TopK-SGD sends of ResNet-50 at the code's costs, for a note.
 
-    ``gathers`` is how many all-gathers a message takes. The computing time is what Table
-    VI leaves if all that is sent is exposed.
+    ``gathers`` is how many all-gathers a message takes. The computing time is what
+    selecting and sending leave of the iteration in Table VI, in which nothing overlaps.
     """
     selecting_s, sending_s = topk_parts(RESNET, gathers)
     compute_s = printed().loc[RESNET, "topk_s"] - (selecting_s + sending_s)
@@ -526,25 +561,25 @@ def _exposed_by_code(gathers: int) -> str:
 def _identity(is_exposed: bool) -> Result:
     """Judge two claims about ResNet-50 by one identity (omgs Eq 4).
 
-    The iteration of TopK-SGD is computing, selecting and exposed communication. The claims
-    are about the exposed communication of TopK-SGD over that of OMGS-SGD, and about the
-    computing time. Each follows from the other and from Table VI. Every number is taken
-    at both ends of its rounding.
+    The iteration of TopK-SGD is computing, selecting and exposed communication. One claim
+    is about the ratio of TopK-SGD's exposed communication to that of OMGS-SGD. The other
+    is about the computing time. Each follows from the other and from Table VI. Every number
+    is taken at both ends of its rounding.
 
     Parameters
     ----------
     is_exposed : bool
-        Whether the first of the two claims is judged, else the second.
+        Whether the claim about the ratio is judged, else the claim about the computing time.
     """
     ends = np.array([-1, 1])
     stated = printed().loc[RESNET]
     stated_compute_s = claims.claimed("omgs-computing")
     less_s = less_exposed_s(RESNET)
-    selecting_s, _ = topk_parts(RESNET, 2)
-    # The ends of `less_exposed_s` differ by the time that selecting may save and, because two
-    # times were rounded both ways, by four halves of a unit.
+    selecting_s, _ = topk_parts(RESNET, gathers=2)
+    # The least and the most of `less_exposed_s` differ by the time that selecting may save
+    # and by the rounding of two times, each by two halves of a unit.
     most_by_selecting_s = np.ptp(less_s) - 4 * HALF_S
-    # All combinations of the ends, each array with an axis for each of the four numbers.
+    # All combinations of the ends. Each array has an axis for each of the four numbers.
     topk_s, omgs_s, compute_s, by_selecting_s = np.meshgrid(
         stated["topk_s"] + HALF_S * ends,
         stated["omgs_s"] + HALF_S * ends,
@@ -552,15 +587,17 @@ def _identity(is_exposed: bool) -> Result:
         stated_compute_s + 0.005 * ends,
         [0, most_by_selecting_s],
     )
+    # What TopK-SGD exposes, and by how much less OMGS-SGD exposes.
     exposed_s = topk_s - selecting_s - compute_s
     less_exposed_grid_s = topk_s - omgs_s - by_selecting_s
     if is_exposed:
         values = exposed_s / (exposed_s - less_exposed_grid_s)
         other_claim = "computing"
     else:
-        # A fifth axis, before the four others, has the ends of what "about" may mean.
+        # A fifth axis, before the four others, has the ends of "about", within 20%.
         stated_ratio = claims.claimed("omgs-fig04-deep")
         ratio = stated_ratio * (1 + 0.2 * ends[:, None, None, None, None])
+        # With x exposed and y less, ratio = x / (x - y), so that x = y ratio / (ratio - 1).
         values = topk_s - selecting_s - less_exposed_grid_s * ratio / (ratio - 1)
         other_claim = "fig04-deep, within 20%"
 
@@ -575,8 +612,8 @@ def _identity(is_exposed: bool) -> Result:
     within = [(float(values.min()), float(values.max()))]
     if not is_exposed:
         return own(within, note)
-    # Eq 10 has the density as a factor, so that next to nothing is left of selecting, and
-    # of what OMGS-SGD saves of it.
+    # The claim about the ratio has a second reading. Eq 10 has the density as a factor, so
+    # that next to nothing is left of selecting, and of what OMGS-SGD saves by it.
     with_density_s = topk_s - DENSITY * selecting_s - compute_s
     less_with_density_s = topk_s - omgs_s - DENSITY * by_selecting_s
     by_eq10 = with_density_s / (with_density_s - less_with_density_s)

@@ -30,15 +30,17 @@ def _omgs(workload: Workload, cost: MessageCost | None, rule: str) -> FusionPlan
     workload : Workload
         One iteration.
     cost : MessageCost
-        The time of a message.
+        The time of a message, which this planner needs.
     rule : str
         What follows "omgs:" in the name of the plan. "" is Algorithm 1, "code" is the
         rule of the published code, and "theorem" is Eq 25 alone. A time such as "0.22ns"
-        is the gamma of a selection, which replaces the selection of the cost.
+        is Algorithm 1 with this gamma of a selection, in place of the selection that the
+        cost has.
     """
     gamma_s = None
     if rule not in ("", "code", "theorem"):
         gamma_s = parse_seconds(rule)
+    # `needed_cost` refuses a missing cost.
     instance = of_planning(workload, needed_cost(cost, "omgs"), gamma_s)
     if rule == "theorem":
         merged = merge_by_theorem(instance)
@@ -59,17 +61,22 @@ def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> Fusion
     cost : MessageCost, optional
         The time of a message, which does not matter here.
     threshold : str
-        From how many elements on a merged layer is sent.
+        How many elements layers must have together to be sent as a message.
+
+    Raises
+    ------
+    UserError
+        If ``threshold`` is no whole number above 0.
     """
     if not (threshold.isdecimal() and int(threshold)):
         raise UserError(
             f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
         )
     message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
-    # The layers are in ready order. A message ends at the layer up to which as many elements
-    # are ready as this message and those before it have together. An end is the number of
-    # layers up to and including this one.
-    sent = np.cumsum(message_sizes)
-    ready = np.cumsum(workload.parameters)
-    ends = np.searchsorted(ready, sent) + 1
+    # The layers are in ready order. At the last layer of a message, the elements that have
+    # become ready are those of all messages so far. The end of a message is the number of
+    # layers up to and including its last one.
+    sent_elements = np.cumsum(message_sizes)
+    ready_elements = np.cumsum(workload.parameters)
+    ends = np.searchsorted(ready_elements, sent_elements) + 1
     return FusionPlan(f"mgs:{threshold}", tuple(ends.tolist()))

@@ -42,6 +42,7 @@ def printed() -> pd.DataFrame:
         By network, the columns of Tab VI, the ``messages`` of OMGS-SGD in Tab V, and the
         ``density`` of Tab IV.
     """
+    # The printed column "model" has the names of the networks.
     frame = paper_table("omgs", "tab06").set_index("model")
     frame["messages"] = paper_table("omgs", "tab05").set_index("model")["omgs"]
     # Tab IV has the four networks in the order of Tab VI, but spells one of them
@@ -62,7 +63,7 @@ def scanned(network: str) -> pd.DataFrame:
 
 
 def compatible(network: str) -> pd.DataFrame:
-    """Return the settings that agree with as many printed times as any setting does.
+    """Return the settings that agree with the most printed times.
 
     Parameters
     ----------
@@ -75,7 +76,7 @@ def compatible(network: str) -> pd.DataFrame:
         The rows of `scanned`, the nearest first, with two more columns:
 
         agree
-            With how many of TIMES the setting agrees.
+            With how many of TIMES, within TOLERANCE, the setting agrees.
         far
             The sum over TIMES of the absolute log of the time over the printed one.
     """
@@ -83,13 +84,14 @@ def compatible(network: str) -> pd.DataFrame:
     stated = printed().loc[network]
     agree = sum((frame[name] / stated[name] - 1).abs() <= TOLERANCE for name in TIMES)
     far = sum(np.log(frame[name] / stated[name]).abs() for name in TIMES)
-    most_agree = agree == agree.max()
-    nearest = frame[most_agree].assign(agree=agree[most_agree], far=far[most_agree])
-    return nearest.sort_values("far", kind="stable")
+    agrees_most = agree == agree.max()
+    settings = frame.assign(agree=agree, far=far)[agrees_most]
+    # Settings that are equally near keep the order of the scan.
+    return settings.sort_values("far", kind="stable")
 
 
 def setting(network: str) -> Setting:
-    """Return the compatible setting that is nearest to the printed times."""
+    """Return the setting that agrees with the most printed times, the nearest if several do."""
     # The first row of `compatible` is the nearest.
     nearest = compatible(network).iloc[0]
     return Setting(

@@ -47,19 +47,21 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By network:
+        A row for each network, in the order of ``frame``:
 
         s1, s2
             The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
         best
             The iteration of TopK-SGD over that of exact merging.
         fastest
-            Which of the three algorithms has the shortest iteration.
+            Which of TopK-SGD, MGS-SGD and OMGS-SGD has the shortest iteration.
         messages
             How many messages OMGS-SGD sends.
         resolved
-            The largest relative difference between repeats of the three algorithms.
+            The largest relative difference between repeats of one of the three algorithms.
+            Smaller differences between algorithms cannot be told from noise.
     """
+    # A column for each pair of a quantity and an algorithm. The networks are sorted.
     wide = frame.pivot(index="network", columns="algorithm")
     three = ["TopK", "MGS", "OMGS"]
     iteration_s = wide["iteration"]
@@ -97,8 +99,9 @@ def table5() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The printed table. TopK-SGD, LAGS-SGD and MGS-SGD have columns with the counted
-        messages, and ``omgs_lab`` has the messages of Algorithm 1 in the lab.
+        The printed table. For TopK-SGD, LAGS-SGD and MGS-SGD it also has the counted
+        messages and their relative difference from print. ``omgs_lab`` has the messages of
+        Algorithm 1 in the lab.
     """
     table = claims.paper_table("omgs", "tab05")
     names = table["model"]
@@ -113,7 +116,10 @@ def table5() -> pd.DataFrame:
 
 
 def _sent(network: str, threshold: int) -> Result:
-    """Count the messages of LAGS-SGD, whose threshold is 0, or of MGS-SGD."""
+    """Count the messages of LAGS-SGD, whose threshold is 0, or of MGS-SGD.
+
+    LAGS-SGD sends each tensor as a message.
+    """
     note = "parameter tensors"
     if threshold:
         note += (
@@ -129,11 +135,15 @@ for _id, _network in IDS.items():
 
 
 def _listed(cases: pd.DataFrame) -> str:
-    """Return the `message_counts` as text: by variant, each count and its cases."""
+    """Return the `message_counts` as text: by variant, each count and how many cases have it.
+
+    A variant is the all-gathers of a message and the rule of merging.
+    """
+    # A row for each variant, and a column for each number of messages.
     n_cases = pd.crosstab(cases["variant"], cases["messages"])
     listed = []
-    for variant, row in n_cases.iterrows():
-        attained = row[row > 0]
+    for variant, n_by_messages in n_cases.iterrows():
+        attained = n_by_messages[n_by_messages > 0]
         counts = ", ".join(f"{messages} ({n})" for messages, n in attained.items())
         listed.append(f"{variant}: {counts}")
     return "; ".join(listed)
@@ -144,8 +154,9 @@ def _listed(cases: pd.DataFrame) -> str:
 @check("omgs-tab5-omgs-inception", "Inception-v4")
 @check("omgs-tab5-omgs-lstm", LSTM)
 def _messages_of_omgs(network: str) -> Result:
-    """Return every number of messages that OMGS-SGD sends in some unstated setting."""
+    """Return how many messages OMGS-SGD sends in each case of what the paper leaves open."""
     cases = message_counts(network)
+    # The layer times of a network were recorded on these devices.
     devices = recorded_devices(network)
     profiles = f"profiles from CPUs: {devices.count('cpu')}"
     if "cuda" in devices:
@@ -156,11 +167,13 @@ def _messages_of_omgs(network: str) -> Result:
         f"(of {len(cases)} cases): {_listed(cases)}"
     )
     if network == LSTM:
+        # The units of the published code.
         published = cases.query("units == 1500")
         note += f"; at its 1,500 units (both leave no time) {_listed(published)}"
+    # Of ResNet-50 alone the paper states a computing time.
     if network == RESNET:
         stated_s = claims.claimed("omgs-computing")
-        at_stated = message_counts(network, stated_s)
+        at_stated = message_counts(network, compute_s=stated_s)
         note += f"; at Section I's {stated_s} s {_listed(at_stated)}"
     return claims.by_cases(cases["messages"], note)
 
@@ -183,6 +196,7 @@ def speedup_range(slow_s: Any, fast_s: Any, half_s: float = HALF_S) -> tuple[Any
     least, most : float or Series
         Ratios of the slow time to the fast one.
     """
+    # A time before rounding differs by at most half a unit from the rounded time.
     least = (slow_s - half_s) / (fast_s + half_s)
     most = (slow_s + half_s) / (fast_s - half_s)
     return least, most
@@ -194,15 +208,22 @@ def table6() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The printed table. The speedups ``s1`` and ``s2`` are followed by the quotients of
-        the printed times, by the ``_least`` and the ``_most`` that their rounding allows,
-        and by the speedup in the lab, ``_lab``.
+        The printed table. Five columns follow each of the speedups ``s1`` and ``s2``. Their
+        names begin with that of the speedup:
+
+        _computed, _difference
+            The quotient of the printed times, and its relative difference from print.
+        _least, _most
+            The ends of the quotients that the rounding of the times allows.
+        _lab
+            The speedup in the lab.
     """
     table = claims.paper_table("omgs", "tab06")
     lab = at_papers_startup().reindex(table["model"])
     for column, slower in (("s1", "topk_s"), ("s2", "mgs_s")):
         table = claims.recomputed(table, **{column: table[slower] / table["omgs_s"]})
         least, most = speedup_range(table[slower], table["omgs_s"])
+        # `recomputed` has put its two columns after the speedup.
         after = table.columns.get_loc(f"{column}_difference") + 1
         table.insert(after, f"{column}_least", least)
         table.insert(after + 1, f"{column}_most", most)
@@ -216,14 +237,15 @@ def savings() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        By network, ``saved_s`` as printed, and ``most_saved_s``, the most that the printed
-        number of messages can save at the published costs. For the LSTM, whose number of
-        hidden units the paper leaves open, it is the largest over all scanned numbers. Both
-        are in seconds.
+        A row for each network. ``saved_s`` is the printed time of TopK-SGD less that of
+        OMGS-SGD. ``most_saved_s`` is the most that the printed number of messages can save
+        at the published costs. For the LSTM, whose number of hidden units the paper leaves
+        open, it is the largest over all scanned numbers. Both are in seconds.
     """
     frame = printed().assign(saved_s=lambda rows: rows["topk_s"] - rows["omgs_s"])
     for network, messages in frame["messages"].items():
         cost = cost_of(network)
+        # Networks without hidden units were scanned with one number, which has no effect.
         bounds_s = [
             most_saved_s(network, cost, int(messages), units)
             for units in scanned(network)["units"].unique()
@@ -233,7 +255,10 @@ def savings() -> pd.DataFrame:
 
 
 def _speedup(network: str, slower: str) -> Result:
-    """Return the speedup of OMGS-SGD over the algorithm of a column of Table VI."""
+    """Return the speedup of OMGS-SGD over another algorithm by the printed times.
+
+    ``slower`` is the column of Table VI with the times of the other algorithm.
+    """
     row = printed().loc[network]
     slow_s = float(row[slower])
     fast_s = float(row["omgs_s"])
@@ -266,10 +291,11 @@ def _extreme_speedup(
     Returns
     -------
     Result
-        Its two ends are those of the rounding of the times. Networks are compared by the
-        lower end.
+        The interval of the speedups that the rounding of the times allows. Networks are
+        compared by the lower end of theirs.
     """
     by_network = {network: _speedup(network, slower) for network in networks}
+    # The note has the middle of each interval.
     note = ", ".join(
         f"{network} {speedup.spans.mean():.3g}"
         for network, speedup in by_network.items()
@@ -290,17 +316,22 @@ def _largest_gain(networks: Iterable[str], slower: str) -> Result:
 
 @check("omgs-best-of-all")
 def _best_of_all() -> Result:
-    """Compare OMGS-SGD with the faster of TopK-SGD and MGS-SGD, replayed and trained."""
+    """Compare OMGS-SGD with the faster of TopK-SGD and MGS-SGD, replayed and trained.
+
+    A ratio is the iteration of the faster of both over that of OMGS-SGD, so that OMGS-SGD
+    is ahead if it is above 1.
+    """
     ratios, is_free = _replayed_ratios()
-    # A lead within 0.2% is none.
+    # A lead within 0.2% is none. For each link, how often OMGS-SGD leads, and the cases.
     ahead = (ratios > 1.002).groupby("link", sort=False).agg(["sum", "size"])
     leads = ", ".join(
         f"{n_ahead} of {n_cases} in {link}"
         for link, n_ahead, n_cases in ahead.itertuples()
     )
+    # Those that no processor limits.
     free = ratios[is_free]
     trained = _trained_ratios()
-    # The first ratio of a network is that of two ranks, the second that of four.
+    # Each network was trained by two and by four ranks, whose ratios are in this order.
     by_network = ", ".join(
         f"{network} {by_ranks.iloc[0]:.2f}, {by_ranks.iloc[1]:.2f}"
         for network, by_ranks in trained.groupby("network")
@@ -332,7 +363,7 @@ def _plans_of_three() -> list[str]:
 
 
 def _replayed_ratios() -> tuple[pd.Series, pd.Series]:
-    """Return how much longer the faster other algorithm takes than OMGS-SGD in replays.
+    """Return the iteration of the faster other algorithm over that of OMGS-SGD in replays.
 
     Returns
     -------
@@ -344,20 +375,24 @@ def _replayed_ratios() -> tuple[pd.Series, pd.Series]:
     """
     cases = accuracy.joined(source.open_campaign(name=source.OMGS).alone)
     three = cases[cases["plan"].isin(_plans_of_three())]
+    # A row for each link and network, and a column for each pair of a quantity and a plan.
     wide = three.pivot(index=["link", "network"], columns="plan")
+    # A plan that was not played under this name has NaN.
     ratios = _faster_over_omgs(wide["measured_iteration_s"]).dropna()
     is_free = wide["processor_limited"].eq(False).all(axis=1)
     return ratios, is_free[ratios.index]
 
 
 def _trained_ratios() -> pd.Series:
-    """Return how much longer the faster other algorithm takes than OMGS-SGD in training.
+    """Return the step of the faster other algorithm over that of OMGS-SGD in training.
 
     The ratios are those of the median steps, by network and ranks.
     """
-    rows = source.open_labs("", source.SPARSE_TRAINING).table("sparse_training")
+    recordings = source.open_labs(name=source.SPARSE_TRAINING)
+    rows = recordings.table("sparse_training")
     case = ["network", "ranks", "plan"]
-    # A step is the mean over its ranks.
+    # The time of a step is the mean over its ranks.
     steps_s = rows.groupby([*case, "repeat", "iteration"])["iteration_s"].mean()
+    # A row for each network and number of ranks, and a column for each plan.
     medians_s = steps_s.groupby(case).median().unstack()
     return _faster_over_omgs(medians_s[_plans_of_three()])
