@@ -281,10 +281,10 @@ class Setting:
         bytes_left = np.cumsum(n_bytes[::-1])[::-1]
         messages = len(n_bytes)
 
-        # Times count from the end of the backward pass. Message k begins when its gradient
-        # is ready at the earliest, and the later messages need their time after that. So
-        # no k allows an earlier end than its end_s. The largest end_s is the end, because
-        # messages wait for nothing but their gradient and the message before them.
+        # Times count from the end of the backward pass. For every message k, communication
+        # ends at its end_s or later: message k waits for its gradient, and all later
+        # messages follow it. Communication ends at the largest end_s, because messages wait
+        # for nothing else.
         exposed_s: Any = -np.inf
         for k, share in enumerate(ready_share):
             # Gradients are ready before the backward pass ends, so that this is negative,
@@ -327,7 +327,8 @@ class Setting:
     ) -> Any:
         """Return the time from one update to the next, in seconds (dag Eq 5 repaired).
 
-        `workbook.dag.equations.steady_s` has the equation and its repairs.
+        Unlike in Eq 5, reads and copies work side by side, decoding counts, and a framework
+        that does not copy ahead of time waits for the copy.
 
         Parameters
         ----------

@@ -61,8 +61,7 @@ def as_networkx(graph: TaskGraph) -> Any:
     """Return a task graph as a networkx.DiGraph.
 
     The nodes are the numbers of the tasks. The weight of an edge is the duration of its
-    first task in seconds: how much later than its first task its second one starts at
-    least.
+    first task in seconds. The second task starts at least as much later than the first.
     """
     import networkx as nx
 
@@ -122,8 +121,8 @@ def _positions(graph: TaskGraph) -> Positions:
     # Tasks of all ranks together have the rank -1. They are in the middle of the rows.
     of_all_ranks = graph.rank < 0
     rows = np.where(of_all_ranks, (gpus - 1) / 2, graph.rank)
-    # Messages, which are those of them that do not compute, are in further rows below
-    # those of the ranks. Several messages of a column are one below the other.
+    # Messages are the tasks of all ranks that do not compute. They are in further rows
+    # below those of the ranks, several messages of a column one below the other.
     message_columns = pd.Series(columns)[of_all_ranks & ~graph.computes]
     messages_above = message_columns.groupby(message_columns).cumcount()
     # The index of `message_columns` is the number of the task.

@@ -149,8 +149,9 @@ def _efficiency() -> Result:
     Printed are 24 million parameters and 0.0797 s. The paper states neither the precision
     of a number nor which bytes count, so that there are three readings.
     """
-    # `_link_use_percent` divides by the printed 0.0797 s, for which an end of its rounding
-    # is put here. The least efficiency has the longest time.
+    # The 24 million are rounded from 23.5 to 24.5. `_link_use_percent` divides by the
+    # printed 0.0797 s, and the factor replaces this time by an end of its rounding. The
+    # least efficiency has the longest time.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
@@ -163,9 +164,9 @@ def _efficiency() -> Result:
         f"2 bytes {two_byte:.1f}%, all that a ring of 16 sends {ring:.1f}%"
     )
     readings = {
-        "24 million numbers of 4 bytes": own([[low, high]], ""),
-        "numbers of 2 bytes": own(two_byte, ""),
-        "all bytes that a ring sends": own(ring, ""),
+        "24 million numbers of 4 bytes": own([[low, high]], note=""),
+        "numbers of 2 bytes": own(two_byte, note=""),
+        "all bytes that a ring sends": own(ring, note=""),
     }
     return by_readings(readings, note)
 

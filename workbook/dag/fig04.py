@@ -108,6 +108,7 @@ def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) ->
         together_s=alone_s + exposed_s,
         machines=gpus.machines,
         gpus_per_machine=gpus.per_machine,
+        literal=True,
     )
 
 

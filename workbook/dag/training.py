@@ -77,7 +77,7 @@ class Parts:
         self._collectives = store.load_table(collectives, "collectives")
 
     def input_s(self, quantity: str, stored: str, ranks: int) -> float:
-        """Return the median time of one part of an iteration with input, in seconds.
+        """Return the median time of reading or another part of an iteration, in seconds.
 
         Parameters
         ----------

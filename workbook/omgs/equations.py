@@ -211,12 +211,12 @@ def communication_start_s(selection_end_s: Floats, communication_s: Floats) -> F
     """
     # Lists, because single elements of an array are slow.
     start_s = selection_end_s.tolist()
-    sent_s = communication_s.tolist()
+    durations_s = communication_s.tolist()
     # Layer L, at the last index, starts when it has been selected from. The others also
     # wait for the layer after them, down to layer 1 at index 0.
     last = len(start_s) - 1
     for i in range(last - 1, -1, -1):
-        link_free_s = start_s[i + 1] + sent_s[i + 1]
+        link_free_s = start_s[i + 1] + durations_s[i + 1]
         start_s[i] = max(start_s[i], link_free_s)
     return np.array(start_s)
 
@@ -409,12 +409,11 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     t_iter = tau_c^(1) + t_c^(1), by Eqs 6-8 and 13-15
     """
     is_merged = np.asarray(merged, bool)
-    # All three arrays have a number for each choice.
-    # When the computing and the selecting of the layers so far end.
+    # The three arrays have a number for each choice: when the computing and the selecting
+    # of the layers so far end, when the last message so far ends, and how many elements of
+    # merged layers wait for the next normal layer.
     computed_s = np.full(is_merged.shape[:-1], instance.forward_s)
-    # When the last message so far ends.
     sent_s = np.zeros_like(computed_s)
-    # The elements of merged layers, which wait for the next normal layer.
     pending = np.zeros_like(computed_s)
     # The backward pass begins with layer L.
     for layer in range(instance.layers - 1, -1, -1):
@@ -444,7 +443,7 @@ def timeline(instance: Instance) -> tuple[Floats, Floats, Floats, Floats]:
     backward_start, selection_start, communication_start, communication : ndarray
         tau_b, tau_s, tau_c and t_c of each layer, all of shape (L,), in seconds.
     """
-    # In the paper's symbols t_s, t_c, tau_b, tau_s and tau_c, in this order.
+    # These are the paper's t_s, t_c, tau_b, tau_s and tau_c, in this order.
     selecting_s = instance.selection_s(instance.elements)
     communication_s = instance.communication_s(instance.elements)
     backward_starts_s = backward_start_s(
@@ -617,8 +616,8 @@ class Candidates:
         # The two starts in line 4 differ: tau_b^(l-1) = tau_b^(l) + t_b^(l) + t_s^(l).
         if line == 4:
             ready_s = ready_s - self.own_s - self.instance.backward_s[1:]
-        sent_s = self.instance.communication_s(self.instance.elements[:-1])
-        return np.maximum(ready_s, self.free_s) + sent_s
+        message_s = self.instance.communication_s(self.instance.elements[:-1])
+        return np.maximum(ready_s, self.free_s) + message_s
 
     @property
     def gain_s(self) -> Floats:
@@ -629,8 +628,8 @@ class Candidates:
         ndarray, shape (L-1,)
             t_gain = mu^(l-1) - mu~^(l-1) in seconds, where mu~ is the end with l merged.
         """
-        # A single message of both layers starts when both have been selected from, and not
-        # before the message of layer l could start, when the link becomes free.
+        # A single message of both layers starts when both have been selected from, but not
+        # before tau_c^(l), when the message of layer l alone would start.
         start_s = np.maximum(self.u_s + self.together_s, self.sending_s)
         elements_of_both = self.elements + self.instance.elements[:-1]
         end_s = start_s + self.instance.communication_s(elements_of_both)
@@ -786,20 +785,21 @@ def find_merged_layers(
 
     # The times of the layer that is judged (lines 17-36) count from the start of the whole
     # backward pass. The backward pass of the layer begins at ``begun_s`` and ends at
-    # ``computed_s``. The link is free for its message at ``link_free_s``, which for layer L
-    # is before all else.
+    # ``computed_s``. The link is free for its message at ``link_free_s``. It is always free
+    # for the first message.
     begun_s = 0.0
     link_free_s = -np.inf
     # As printed, line 32 reads the backward time of layer 1 instead of layer L.
     layer_read = last if "index" in repairs else 0
     computed_s = layers.backward_s[layer_read]
-    # Index i is layer i + 1, so that layer 1 is not judged.
+    # Comments number the layers by their index i, so that layer 0 is the paper's layer 1,
+    # which is not judged.
     for i in range(last, 0, -1):
         selecting_s = layers.selecting_s[i]
-        sent_s = layers.sent_s[i]
+        message_s = layers.message_s[i]
         # The message starts when its layer has been selected from and the link is free. The
         # order of the arguments matters for NaN, which `max` keeps if it comes first.
-        sending_s = max(computed_s + selecting_s, link_free_s)
+        start_s = max(computed_s + selecting_s, link_free_s)
 
         # When layers i and i - 1 are computed without a selection between, and when they
         # have been selected from, one after the other or at once.
@@ -807,9 +807,10 @@ def find_merged_layers(
         both_computed_s = begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
         apart_ready_s = both_computed_s + selecting_s + before_s
         together_ready_s = both_computed_s + layers.together_s[i]
-        started_s = sending_s + alpha_s
+        started_s = start_s + alpha_s
         if by_code and i == last:
-            # The code marks layer L as merged, but counts its times as if it were not.
+            # The code marks the last layer as merged, but counts its times as if it were
+            # not.
             merged[i] = True
             joins = False
         elif by_code:
@@ -832,12 +833,12 @@ def find_merged_layers(
                 computed_s += layers.backward_s[0]
             # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0,
             # which is NaN, and pays a start-up.
-            sending_s = max(computed_s, link_free_s)
+            start_s = max(computed_s, link_free_s)
             selecting_s = 0.0 if "log0" in repairs else np.nan
-            sent_s = 0.0 if "alpha" in repairs else alpha_s
+            message_s = 0.0 if "alpha" in repairs else alpha_s
         # The times of layer i - 1, which is judged next.
         begun_s = computed_s + selecting_s
-        link_free_s = sending_s + sent_s
+        link_free_s = start_s + message_s
         computed_s = begun_s + layers.backward_s[i - 1]
     return merged
 
@@ -847,7 +848,7 @@ class _MergingLayers:
 
     Attributes
     ----------
-    backward_s, selecting_s, sent_s : list of float, length L
+    backward_s, selecting_s, message_s : list of float, length L
         The backward pass, the selection and the message of each layer, in seconds, with
         the layers that have joined it.
     size : list of float, length L
@@ -866,7 +867,7 @@ class _MergingLayers:
         self.size: list[float] = elements.tolist()
         self.selecting_s: list[float] = instance.selection_s(elements).tolist()
         self.together_s: list[float] = [0.0, *pair_s.tolist()]
-        self.sent_s: list[float] = instance.communication_s(elements).tolist()
+        self.message_s: list[float] = instance.communication_s(elements).tolist()
 
     def join(self, i: int) -> None:
         """Let the layer at index ``i`` join the one before it.
@@ -878,7 +879,8 @@ class _MergingLayers:
         self.backward_s[i - 1] += self.backward_s[i]
         self.size[i - 1] += self.size[i]
         self.selecting_s[i - 1] = self.together_s[i]
-        self.sent_s[i - 1] = instance.alpha_s + instance.beta_s * self.size[i - 1]
+        # By Eq 11.
+        self.message_s[i - 1] = instance.alpha_s + instance.beta_s * self.size[i - 1]
         # The layer before the joined ones, if there is one, is judged with them next. A
         # selection takes an array or a scalar of numpy.
         if i > 1:
