@@ -14,6 +14,7 @@ from ddlkit.core.fit import Fit
 from ddlkit.core.workload import Floats
 from workbook import plots
 from workbook.common.claims import claimed, paper_table
+from workbook.plots.style import time_unit
 
 DENSITY = 0.001
 """The density of Figure 2a."""
@@ -75,16 +76,12 @@ def draw(
         "paper:γ, without ρ": gamma_s,
         "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s,
     }
-    # `plots.cost_fit` draws the measured all-gathers in milliseconds, and the longer
-    # selections in seconds.
-    gathers_ms = {
-        f"paper:code, {n} nodes": 1e3 * times_s for n, times_s in gather_s.items()
-    }
+    gathers_s = {f"paper:code, {n} nodes": times_s for n, times_s in gather_s.items()}
     heading = f"torch.topk at a density of {DENSITY:g}"
     _draw_costs(selections_ax, pd.DataFrame(selections_s, sizes), selecting, heading)
     fits = {fit.form: fit for fit in gathering}
     heading = f"all-gather among {gather.cost.workers} ranks"
-    _draw_costs(gathers_ax, pd.DataFrame(gathers_ms, sizes), fits, heading)
+    _draw_costs(gathers_ax, pd.DataFrame(gathers_s, sizes), fits, heading)
     plots.title(
         figure,
         "Above a million elements, selecting takes longer than both fitted forms say",
@@ -99,7 +96,7 @@ def draw(
 
 
 def _draw_costs(
-    ax: Axes, of_code: pd.DataFrame, fits: Mapping[str, Fit], heading: str
+    ax: Axes, of_code_s: pd.DataFrame, fits: Mapping[str, Fit], heading: str
 ) -> None:
     """Draw the costs of the code by size as lines, and fits with their samples.
 
@@ -107,15 +104,19 @@ def _draw_costs(
     ----------
     ax : Axes
         Where the costs are drawn.
-    of_code : DataFrame
-        The costs of the code in the unit of the panel: a row for each size, and a column
-        for each line.
+    of_code_s : DataFrame
+        The costs of the code in seconds: a row for each size, and a column for each line.
     fits : mapping of str to Fit
         The fits by their form.
     heading : str
         The heading of the panel.
     """
-    plots.lines(ax, of_code, xlabel="", ylabel="", legend="")
+    # `plots.cost_fit` draws times in the unit that suits the medians of the samples, which
+    # all fits share. Seconds times ``scale`` are times in this unit.
+    any_fit = next(iter(fits.values()))
+    medians_s = pd.Series(any_fit.seconds).groupby(np.asarray(any_fit.sizes)).median()
+    scale, _ = time_unit(medians_s)
+    plots.lines(ax, scale * of_code_s, xlabel="", ylabel="", legend="")
     plots.cost_fit(ax, dict(fits))
     # The axis is logarithmic, so that 30 times its end leaves some room above the lines,
     # which is for the legend.
