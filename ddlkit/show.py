@@ -597,11 +597,12 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
-    # Two things show how far off the anchor's measured step may be, and widen the interval.
-    # First, fewer GPUs may have taken longer. Under weak scaling, more GPUs do not shorten a
-    # step, so the anchor's step may be too short. The upper limit therefore starts from the
-    # longest of these steps, `slowest_s`. Second, jobs scatter: `anchor_jobs_s` has the steps
-    # of the anchor's fastest and slowest job.
+    # The limits of the predicted step, in seconds. Two facts show how far off the anchor's
+    # measured step may be, and widen the interval. First, a step on fewer GPUs may have been
+    # longer than the anchor's. Under weak scaling, more GPUs do not shorten a step, so the
+    # anchor's step may be too short. ``upper_s`` is therefore predicted from `slowest_s`, the
+    # longest step on no more GPUs than the anchor has. Second, jobs scatter: `anchor_jobs_s`
+    # has the steps of the anchor's fastest and slowest job.
     lower_s, upper_s = scaling.step_interval_s(
         on_smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
     )
@@ -611,7 +612,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
         "nodes": nodes,
         "gpus": nodes * gpus_per_node,
         "predicted": on_smallest_s / predicted_s,
-        # The longest step has the lowest scaling factor.
+        # The longest step has the lowest scaling factor, so ``upper_s`` gives ``lower``.
         "lower": on_smallest_s / upper_s,
         "upper": on_smallest_s / lower_s,
     }

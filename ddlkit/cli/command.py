@@ -609,9 +609,9 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU. An error
-    # about too many ranks advises this program, because under torchrun nothing but collectives
-    # is measured without a model.
+    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU. If --ranks is
+    # too large for one machine, the error advises to run ``program`` under torchrun. It is the
+    # same for every part, because without --model torchrun's ranks measure collectives only.
     program = "ddlkit measure collectives"
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     # Without --lab, the rate is 0.

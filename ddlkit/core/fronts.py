@@ -303,16 +303,24 @@ class _Pass(NamedTuple):
 def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by suffixes and prefixes in turn, with ever more points.
 
+    A prefix is the first tensors of the network, and a suffix is the last ones. A pass
+    computes the Pareto front of each prefix, or of each suffix. A point of a front is the
+    two times of a plan of these tensors: how long it selects, and when its last message
+    ends.
+
     After a first cheap bound, three passes repeat: suffixes for a bound, prefixes for a
-    plan, and prefixes for a bound. The pass for a plan keeps the most promising points of
-    each front, so it gives no lower bound. To have such passes on one side is enough,
-    because either side finds plans of the whole network.
+    plan, and prefixes for a bound. Bounds alternate between the sides, because the bounds
+    of one side rule out points of the other side in the next pass. The pass for a plan
+    keeps the most promising points of each front, so it gives no lower bound. Plans are
+    sought by prefixes only, because either side finds plans of the whole network.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)
     for turn in count():
         side = SUFFIXES if turn % 2 == 0 else PREFIXES
         most = FEWEST_POINTS * MORE_POINTS**turn
+        # A better plan rules out more points of later passes, so the pass for a plan comes
+        # before the pass for a bound.
         if side == PREFIXES:
             yield _Pass(side, most, is_lower_bound=False)
         yield _Pass(side, most, is_lower_bound=True)

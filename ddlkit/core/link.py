@@ -61,8 +61,8 @@ class Link:
         How many messages can use the processor at once without slowing each other down,
         1 or more. More messages than this share the processor equally.
     burst_s : float, optional
-        The most tokens that a rested link has saved, counted in the seconds of link
-        time that they save. 0 is a link without a token bucket. With a burst, the
+        The most tokens that a link collects while it rests, counted in the seconds of
+        link time that they spare messages. 0 is a link without a token bucket. With a burst, the
         software of a message runs while its bytes wait for tokens. Without a burst, the
         software runs after the bytes have moved.
     wire_s_per_byte : float, optional
@@ -320,11 +320,13 @@ class _Simulation:
 
         self.now_s = 0.0
         self.admitted = 0  # how many messages were admitted, in their order
-        # Tokens are counted in the seconds of link time that they save. A link that has
-        # rested begins with all tokens that it can save.
+        # The tokens in the link's token bucket. Tokens let bytes pass at once, and are
+        # counted in the seconds of link time that these bytes skip. The link has rested
+        # before the first message, so the bucket begins full. Without a token bucket,
+        # ``burst_s`` is 0.
         self.tokens_s = link.burst_s
-        # How far compute has come, and how far it goes. Where messages slow compute
-        # down, it lags behind the clock.
+        # How much of compute is done, and all compute up to the last message. While
+        # messages slow compute down, ``computed_s`` grows more slowly than ``now_s``.
         self.computed_s = 0.0
         self.all_computed_s = max(ready_s, default=0.0)
         # The link time and the processor time that each message under way still needs.
@@ -354,7 +356,7 @@ class _Simulation:
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
         # `_Demand.advance` sets a demand that is met to exactly 0, and `_admit_next` leaves
-        # exactly 0 of link time that tokens save. So no rounding error can be left over.
+        # exactly 0 of link time if tokens pay for all of it. So no rounding error can be left.
         finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
         for k in finished:
             self.ends_s[k] = self.now_s
@@ -362,14 +364,14 @@ class _Simulation:
             del software_left_s[k]
 
     def _admit_next(self) -> None:
-        """Start the next message, and spend saved tokens on its link time."""
+        """Start the next message, and spend the collected tokens on its link time."""
         k = self.admitted
-        # A link with a token bucket saved tokens while it rested. Bytes for which there are
-        # tokens pass at once, so their link time does not count.
-        saved_s = min(self.tokens_s, self.wire_s[k])
-        self.tokens_s -= saved_s
+        # A link with a token bucket collects tokens while it rests. Bytes for which there
+        # are tokens pass at once, so the message skips their link time.
+        skipped_s = min(self.tokens_s, self.wire_s[k])
+        self.tokens_s -= skipped_s
         self.starts_s[k] = self.now_s
-        self.wire_left_s[k] = self.wire_s[k] - saved_s
+        self.wire_left_s[k] = self.wire_s[k] - skipped_s
         self.software_left_s[k] = self.software_s[k]
         self.admitted += 1
 
@@ -400,7 +402,7 @@ class _Simulation:
         if math.isinf(step_s):
             return  # there is no further event, since the last message has just ended
 
-        # A link saves tokens only while it rests.
+        # A link collects tokens only while it rests.
         if not any(self.wire_left_s.values()):
             self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
         for demand in demands:

@@ -1025,18 +1025,22 @@ def fusing_pays(
 
 @planner("adafusion", variants=("repaired",))
 def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> FusionPlan:
-    """Return the plan of adaFusion, which applies osf Eq 17 gradient by gradient.
+    """Return the plan of adaFusion, the planner of the paper osf (Liu et al., WWW 2022).
+
+    AdaFusion collects gradients in a buffer, which is sent as one message. By osf Eq 17, a
+    gradient joins the buffer if one message of both, and the wait of the buffer for the
+    gradient, take less time than a message of each.
 
     Parameters
     ----------
     workload : Workload
         What one iteration computes, in ready order.
     cost : MessageCost
-        The time of a message.
+        The time of a message. Raises UserError if it is None.
     variant : {"", "repaired"}
-        With "" the wait is zero, as it is by the printed equation if the buffer has
-        neither a limit nor a timeout. With "repaired" the buffer waits for the backward
-        pass of the next gradient.
+        With "" the wait is zero, as it is by the printed equation for a buffer with neither
+        a size limit nor a timeout. Buffers here have neither. With "repaired" the buffer
+        waits for the backward pass of the next gradient.
 
     Returns
     -------
@@ -1048,11 +1052,15 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     backward_s = workload.backward_s.tolist()
 
     def joins(tensor: int, group_bytes: float, start_s: float) -> bool:
-        """Return whether a gradient joins. ``start_s`` plays no part in osf Eq 17."""
+        """Return whether a gradient joins the buffer, which holds ``group_bytes``.
+
+        ``start_s``, when the buffer could be sent, plays no part in osf Eq 17.
+        """
         waited_s = backward_s[tensor] if variant == "repaired" else 0.0
         return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
     name = f"adafusion:{variant}" if variant else "adafusion"
+    # `merged` asks ``joins`` for each gradient in turn.
     return merged(name, workload, message_cost, joins)
 
 
@@ -1067,8 +1075,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     cost : MessageCost
         The time of a message.
     variant : {"", "osf"}
-        With "" the rule is the one that its authors published. With "osf" it is the
-        rule that osf describes in Section 4.2.
+        With "" the rule is the one that the authors of MG-WFBP published. With "osf" it
+        is the rule that the paper osf (Liu et al., WWW 2022) describes in Section 4.2.
 
     Returns
     -------
@@ -1078,8 +1086,8 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     Notes
     -----
     By the published rule, a gradient joins if ready - tau_c < a, that is, if the
-    gradient is ready before the start-up of the message would be over. Here tau_c is
-    the earliest start of the message. For a straight line, a is the start-up time. For
+    gradient is ready before the start-up of the group's message would be over. Here
+    tau_c is the earliest start of that message. For a straight line, a is the start-up time. For
     any other cost, a is the time that merging saves. By the rule that osf describes, a
     gradient joins if its backward is shorter than the message plus a.
     """

@@ -956,7 +956,8 @@ def of_iteration(
     Parameters
     ----------
     iteration : Iteration
-        A workload, a plan and a cost. Messages follow one another, without copies.
+        A workload, a plan and a cost. Messages follow one another, and gradients are not
+        copied into buckets or out of them.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional
@@ -980,12 +981,13 @@ def of_iteration(
     Raises
     ------
     UserError
-        If messages share a link, are copied, or have start times of their own. No graph
-        of tasks can express that.
+        If messages share a link, if gradients are copied into buckets and out of them, or
+        if messages start at times of their own. No graph of tasks can express that.
     """
     iteration.refuse_if_not_a_graph()
-    # `of_workload` assumes a message for each tensor, and a forward that is not divided
-    # between tensors.
+    # Of this result, the times of backward, update, reading and copying the batch are used.
+    # It also has a message for each tensor, and all of forward in the first tensor. These
+    # two are replaced below.
     times = IterationTimes.of_workload(
         iteration.workload, iteration.cost, io_s=io_s, h2d_s=h2d_s
     )

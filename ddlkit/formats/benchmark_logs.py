@@ -487,8 +487,9 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether the last row was interrupted by text of NCCL_DEBUG.
-        self.is_row_cut = False
+        # Whether text of NCCL_DEBUG came in the line of the last row or of its rest. It may
+        # have come after the whole row, so it need not have cut the row.
+        self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False
 
@@ -505,17 +506,17 @@ class _TableCollector:
             # The whole line is NCCL's, and may be between the parts of a row.
             return
         if self._adds_rest_of_row(before_debug):
-            self.is_row_cut = has_debug
+            self.row_may_be_cut = has_debug
             return
         if _ROW.match(before_debug):
             # Numbers that follow no head are not of a table.
             if self.current is not None:
                 self.current.rows.append((number, _WORD.findall(before_debug)))
-                self.is_row_cut = has_debug
+                self.row_may_be_cut = has_debug
                 self.is_after_row = True
             return
         # The rest of a cut row would have been in this line, so it is no longer expected.
-        self.is_row_cut = False
+        self.row_may_be_cut = False
         if not line.strip():
             return
         # From here on, the line is no row. It may still be the first one after a row.
@@ -555,10 +556,11 @@ class _TableCollector:
         """Add a line to the last row if it is the rest of this row, and return whether it is.
 
         Text of NCCL_DEBUG may cut a row, because both are printed into one log without a
-        lock.
+        lock. The rest of the row then follows in a later line.
         """
-        # A line that begins with "#" is a comment of nccl-tests and no part of a row.
-        if not self.is_row_cut or self.current is None or line.startswith("#"):
+        # Without text of NCCL_DEBUG, the row is whole. A line that begins with "#" is a
+        # comment of nccl-tests and no part of a row.
+        if not self.row_may_be_cut or self.current is None or line.startswith("#"):
             return False
         words = _WORD.findall(line)
         columns = self.current.columns
@@ -780,22 +782,28 @@ def _chosen_table(
 ) -> Table:
     """Return the table with a given number, or else the only one that fits.
 
-    Tables are counted from 1. Without a ``number``, a table fits if it may be of the
-    ``collective`` and the number of ``ranks``. A ``collective`` of "", and ``ranks`` of
-    0, fit every table. Raises UserError, with a list of the tables, if there is no table
-    of that number, or if not exactly one fits.
+    Tables are counted from 1. If there is a single table and no ``number``, it is returned
+    whether it fits or not. Of several tables, one fits if it may be of the ``collective``
+    and of the number of ``ranks``. A ``collective`` of "", and ``ranks`` of 0, fit every
+    table.
+
+    Raises UserError, with a list of tables, if there is no table of that number, or if
+    several tables are given without a number and not exactly one of them fits.
     """
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
-    # The caller refuses the only table later if it is not of the collective.
+    # The caller refuses a single table later if it is not of the collective.
     if number is None and len(tables) == 1:
         return tables[0]
-    # A phrase for each table, for the list in an error. The tables that fit, and their
+    # From here on, there are several tables without a number, or no table has the number.
+    # Each table gets a phrase, for the list in an error. The tables that fit, and their
     # phrases, are also kept apart.
     described = []
     fitting = []
     fitting_described = []
     for position, table in enumerate(tables):
+        # If the log names no collective, these are the ones for which the table's algorithm
+        # and bus bandwidths would be printed. Their ratio depends on the number of ranks.
         collectives = _collectives_of_table(table, file, ranks)
         phrase = (
             f"table {position + 1} of {' or '.join(collectives)}, "
@@ -803,7 +811,7 @@ def _chosen_table(
         )
         described.append(phrase)
         is_of_collective = not collective or collective in collectives
-        # A table whose number of ranks is unknown, 0, may be of any number.
+        # A table with 0 ranks does not state its number of ranks, and may be of any number.
         is_of_ranks = not ranks or table.ranks in (0, ranks)
         if is_of_collective and is_of_ranks:
             fitting.append(table)

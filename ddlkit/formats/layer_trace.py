@@ -357,16 +357,17 @@ def _sheet(text: str, file: str) -> Sheet:
     the file spells them, and also if the file has no header.
     """
     names = _TRACE.names
-    # `read_sheet` takes CSV with a header, so the trace, whose cells blanks or commas
-    # separate, is turned into such CSV.
-    # An empty file has one empty line, which `read_sheet` refuses.
+    # `read_sheet` takes CSV with a header. The cells of a trace are separated by blanks or
+    # commas, so the trace is turned into such CSV. An empty file is turned into one empty
+    # line, which `read_sheet` refuses.
     lines = [",".join(_cells(line)) for line in text.splitlines()] or [""]
-    # `read_sheet` takes the first line for the header. If empty lines stand before the
-    # first line of the trace, it changes places with the first of them, so that the
-    # numbers of all other lines stay.
+    # `read_sheet` takes line 1 for the header. If the file begins with empty lines, its
+    # first line with text and the empty line 1 change places. The line with text then
+    # counts as line 1, and all later lines keep the numbers that they have in the file.
     first = next((i for i, line in enumerate(lines) if line), 0)
     lines[0], lines[first] = lines[first], lines[0]
-    has_header = lines[0][:2].lower() == "id"
+    # The first column is "id". Without a header, the first cell is a number.
+    has_header = lines[0].lower().startswith("id")
     n_added_lines = 0
     if not has_header:
         n_added_lines = 1

@@ -49,7 +49,8 @@ def read_bytes_seconds(
         Which table of a log to take, counted from 1.
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
-        were measured. With the default, "", such a file is taken.
+        were measured. With the default, "", such a file is taken. With any other text, it
+        is refused with this advice, even if ``ranks`` is given.
 
     Returns
     -------
@@ -73,7 +74,10 @@ def read_bytes_seconds(
         collective=collective, ranks=ranks, place=place, table=table
     )
     wanted = {"collective": collective, "link": link, "ranks": ranks}
+    # ``note`` says what the user should know of the rows, such as why the times of one
+    # place were taken. It is "" if there is nothing to know.
     source, frame, note = _messages(path, options)
+    # Only the file itself counts here, so ``ranks`` of the caller plays no part.
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
     # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the

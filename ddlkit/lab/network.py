@@ -491,7 +491,11 @@ def status() -> list[dict[str, Any]]:
 
 
 def clean() -> list[str]:
-    """Remove every dead lab, with the processes in it.
+    """Remove every dead lab, and end the processes that still run in it.
+
+    A lab is dead if the process that owns it has ended. A persistent lab has no owner, and
+    is dead if the process of its emulated link has ended. Ranks and other processes in a
+    dead lab may still run.
 
     Returns
     -------
@@ -503,6 +507,7 @@ def clean() -> list[str]:
     UserError
         Without root, and if a lab cannot be removed.
     """
+    # `_registry` holds the lock under which this machine's labs are made and removed.
     with _registry():
         return _remove_dead()
 

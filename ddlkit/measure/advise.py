@@ -580,10 +580,28 @@ def _measure_table(
     settings: AdviseSettings,
     notes: list[str],
 ) -> Iterator[Tables]:
-    """Measure a table of `MEASURED` within its share of the time, and yield the rows.
+    """Measure a table of `MEASURED` within its share of the time, and yield its rows.
 
-    The rows of table ``layers`` come with those of table ``samples``. What a user
-    should know of the layers is appended to ``notes``.
+    Parameters
+    ----------
+    schema : str
+        The name of the table, one of `MEASURED`.
+    me : Rank
+        This rank. All ranks measure together.
+    training : Training
+        The user's model in training, whose layers or messages are measured.
+    settings : AdviseSettings
+        How long all tables together may take, ``measure_s``.
+    notes : list of str
+        The list to which what a user should know of the layers is appended.
+
+    Yields
+    ------
+    mapping of str to DataFrame
+        New rows, by the name of their table. Each item adds to the items before it. Table
+        ``layers`` comes in one item, together with table ``samples``. Table
+        ``collectives`` comes in one item, too, because only all-reduces are measured. Table
+        ``slowdown`` has an item for each round.
     """
     if schema == "layers":
         max_s = FOR_LAYERS * settings.measure_s
@@ -597,6 +615,8 @@ def _measure_table(
             training,
             sizes=_sizes_for_slowdown(training.gradient_bytes),
             max_s=FOR_SLOWDOWN * settings.measure_s,
+            # The time is long enough for three rounds, as `_refuse_too_little_time` ensures.
+            # The other two functions set the fewest repeats in their own budgets.
             min_repeats=3,
         )
 
@@ -802,7 +822,7 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     # The profile is of whole iterations, with all batches that they accumulate. So the
     # workload is not accumulated once more.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
-    # The time of each iteration of one rank alone over their median.
+    # The times of iterations of one rank alone, each divided by their median.
     scatter = scatter_of(samples)
     # If this torch takes no lists of bucket sizes, only a bucket cap can be advised.
     return Advice.of(work, with_contention, scatter, lists=DDP_TAKES_LISTS)

@@ -248,6 +248,7 @@ def _columns_of_all_rows(me: Rank, settings: CollectivesSettings) -> dict[str, A
         # How many messages are under way at once. gloo has one thread here and NCCL one
         # stream, so messages follow one another.
         "in_flight": 1,
+        # How much later each rank starts a sample than the rank before it, in seconds.
         "apart_s": settings.apart_s,
         # NCCL's messages are work of the device, gloo's are work of threads.
         "clock": "device" if on_nccl else "wall",

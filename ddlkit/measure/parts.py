@@ -173,9 +173,9 @@ class Ranks:
             The settings of the job.
         estimate_s : float
             How long the job is expected to take, in seconds. Ranks that take `PATIENCE`
-            times as long are ended; in a lab they may always take `IN_LAB_S`.
+            times as long are ended. In a lab they may always take `IN_LAB_S`.
         out : Path, optional
-            Where the tables are also written.
+            The directory into which the tables are also written.
 
         Returns
         -------
@@ -185,13 +185,14 @@ class Ranks:
         Raises
         ------
         UserError
-            If a rank dies, if time is up, and if the lab cannot be made.
+            If a rank dies, if the ranks are ended, and if the lab cannot be made.
         """
         place = self.place()
-        # `launch` ends ranks that take longer, because they probably hang.
+        # `launch` ends ranks that take longer than the timeout, because they probably hang.
         timeout_s = PATIENCE * estimate_s
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
-        # All places but the loopback interface are labs.
+        # All places but the loopback interface are labs. An estimate does not depend on the
+        # rate of a lab's links, which may be slow. So ranks in a lab always get some time.
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
             lab_or_nothing = place
@@ -981,12 +982,11 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # 0 ranks stand for the default number, and the rate 0 for no lab. `collectives` takes
-    # an empty list for each of these.
+    # 0 ranks stand for the default numbers of ranks, and the rate 0 for no lab. The function
+    # `collectives` takes an empty list instead of each.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # Slowdown and training need at least one number of ranks, and at least one rate. By
-    # default their lists hold the default numbers of ranks, and the rate 0.
+    # `slowdowns` and `trainings` take the default numbers of ranks and the rate 0 themselves.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)
@@ -1008,6 +1008,7 @@ def points(
     if "slowdown" in wanted:
         body += slowdowns(here, networks, counts_or_default, rates_or_no_lab, [delay_s])
     if "training" in wanted:
+        # Two rounds of three iterations keep all parts together within a few minutes.
         body += trainings(
             here,
             networks,

@@ -366,8 +366,10 @@ class _PlannedTraining:
         self.plan = plan
         self.retries = retries
         self.asked_bytes = settings.plans[plan]
-        # Plans are trained in turn, and DDP changes the model that it wraps. So each
-        # plan has a copy. `rank` makes the data of ranks differ, and thus their gradients.
+        # `known` returns a training of the network: its model, the loss on one random batch,
+        # and an optimizer. Plans are trained in turn, and DDP changes the model that it
+        # wraps, so each plan has a copy of the model. The number of the rank makes the
+        # batches of ranks differ, and thus their gradients.
         self.training = known(
             settings.network,
             settings.batch,
@@ -380,13 +382,16 @@ class _PlannedTraining:
         # The sizes of DDP's own rule are a prediction, which is compared with what DDP
         # makes. If they were imposed, the rule would not be tried.
         imposed_bytes = () if plan == OWN_PLAN else self.asked_bytes
+        # `wrap_and_rebuild` also warms the training up: it runs iterations until DDP has
+        # rebuilt its buckets.
         self.ddp, self.bucket_bytes, tensor_counts = wrap_and_rebuild(
             self.training, imposed_bytes
         )
+        # Waits for what was given to a GPU. On a processor it does nothing.
+        self.synchronize = clock.synchronizer(me.device)
         # The case describes a plan by the number of tensors up to the end of each bucket,
         # which is the cumulative sum of the numbers of tensors in buckets.
         ends = np.cumsum(tensor_counts)
-        self.synchronize = clock.synchronizer(me.device)
         self.case = Case(
             kind="training",
             network=settings.network,

@@ -174,8 +174,8 @@ class Advice:
         messages : Communication
             What is known of the messages, with draws of their cost.
         scatter : ndarray, shape (n,), optional
-            Times of successive iterations of one worker alone over their median. By
-            default, compute does not scatter.
+            The times of successive iterations of one worker alone, each divided by their
+            median. By default, compute does not scatter.
         lists : bool, optional
             Whether PyTorch has the option ``bucket_cap_mb_list``, which can impose any
             plan.
@@ -522,7 +522,7 @@ def _option(
     messages : Communication
         What is known of the messages, with draws of their cost.
     scatter : ndarray, shape (n,)
-        The times of successive iterations of one worker over their median.
+        The times of successive iterations of one worker, each divided by their median.
     """
     # Compute changes slowly, so plans that are measured in turn share most of the
     # change. Only the differences between successive iterations remain. A difference of

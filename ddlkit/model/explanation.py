@@ -602,13 +602,19 @@ def explanation(
 def _gains_without_s(
     training: TracedTraining, compared: Comparison, name: str, cost: MessageCost
 ) -> Floats:
-    """Return what judged iterations gain without a cause that rests on a cost, shape (J,).
+    """Return what judged iterations gain without start-up or without bandwidth, in seconds.
 
-    Judged iterations are those that the explanation is about. ``name`` is that of the
-    cause, "start-up" or "bandwidth", and ``cost`` is what messages cost by their size.
+    The J judged iterations are those that the explanation is about. The result has the
+    shape (J,): by how much the replay of each iteration as it was traced, in ``compared``,
+    takes longer than its replay without the cause.
+
+    ``name`` is that of the cause, "start-up" or "bandwidth". ``cost`` is the time of a
+    message by its size. It decides which part of a message's time is start-up, and which is
+    the time of its bytes.
     """
-    removal = _removals(training, cost)[name]
-    return compared.gains_s(removal(training.schedule))
+    # A function from a schedule to a schedule without the cause.
+    without_cause = _removals(training, cost)[name]
+    return compared.gains_s(without_cause(training.schedule))
 
 
 def _refuse_wrong_replay(compared: Comparison) -> None:
@@ -778,11 +784,12 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Parameters
     ----------
     schedule : Schedule
-        What the ranks do.
+        What R ranks do in I iterations, each of which has S segments. A segment is some
+        work of one phase, and what the rank does after it, such as waiting.
     rank : int
         The rank that is made faster.
     phases : sequence of str
-        The phases in which it is made faster.
+        The phases in which the rank is made faster.
 
     Returns
     -------
@@ -792,21 +799,22 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
 
     Notes
     -----
-    The excess is by how much longer the phases take this rank than the median of the others,
-    between two instants at which ranks wait for each other. The excess is taken off those
-    segments in which the rank is slower than the others, in proportion to how much slower it is
-    there. Segments are not compared one by one:
-    chance makes any rank the slowest one in some segments, and to cut each of them would
-    remove more than the delay.
+    The excess is by how much longer the phases take this rank than the median of the other
+    ranks, between two instants at which ranks wait for each other. The excess is taken off
+    those segments in which the rank is slower than the others, in proportion to how much slower
+    it is there. Segments are not compared one by one. Chance makes any rank the slowest one in
+    some segments, and to cut each of them would remove more than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
-    # The work by rounds, shape (I + 1, R, S). A round lasts from the last wait of an
-    # iteration to the last wait of the next one.
+    # Work in seconds, shape (I + 1, R, S). A round lasts from the last wait of an iteration
+    # to the last wait of the next one. Work is compared by rounds and not by iterations,
+    # because ranks go on from the last wait into the next iteration without waiting. So
+    # work before and after the end of an iteration can make up for each other.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
-    # of segments between two waits is shortened by itself.
+    # of segments between two waits is shortened by itself. A stretch is a mask, shape (S,).
     for stretch in _stretches(schedule):
         chosen = stretch & in_phases
         # The work of the other ranks, shape (I + 1, R - 1, number of chosen segments).

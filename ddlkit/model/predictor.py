@@ -160,8 +160,8 @@ def forecast(
         Seconds per byte to copy gradients into and out of messages, unless the
         contention has a measured value. These copies count as exposed communication.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median. By default,
-        compute does not scatter.
+        The times of n iterations of one worker alone, each divided by their median. By
+        default, compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
         changed since its profile. It is ignored without a contention.
@@ -249,8 +249,8 @@ def draw_iterations(
         What is known of the messages, with B draws of their cost, and with draws of the
         slowdowns if there is a contention.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median. By default,
-        compute does not scatter.
+        The times of n iterations of one worker alone, each divided by their median. By
+        default, compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
         changed since its profile. It is ignored without a contention.
@@ -281,8 +281,11 @@ def draw_iterations(
             sent_bytes, len(costs), scatter=message_scatter
         )
 
-    # Each kind of randomness has a generator of its own, with a fixed seed. All plans
-    # are then compared under the same draws.
+    # Each kind of randomness has a generator of its own, so that no kind changes the draws
+    # of another. The seeds are fixed, so that all plans are compared under the same draws.
+    # They are 0 here, also 0 in `Noise.factors`, 1 in `Contention.of_messages`, and 2 for
+    # the drift. Compute and messages are not tied by their equal seeds, because `choice`
+    # and `uniform` use the random bits differently.
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
@@ -404,8 +407,8 @@ def forecast_case(
     copy_s_per_byte : float, optional
         Seconds per byte to copy gradients into and out of messages.
     compute_scatter : ndarray, shape (n,), optional
-        Times of iterations of one worker alone over their median. By default,
-        compute does not scatter.
+        The times of n iterations of one worker alone, each divided by their median. By
+        default, compute does not scatter.
     level : float, optional
         The share of single iterations that should lie in the interval.
     compute_drift : float, optional

@@ -1145,11 +1145,13 @@ def _listed(values: set[Any]) -> str:
 
 
 def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list[Count]:
-    """Return the measured counts and predicted ones, in the order of GPUs and nodes.
+    """Return the measured counts and predicted ones, sorted by GPUs and then by nodes.
 
-    ``targets`` are the numbers of nodes to predict for. Counts that were measured stay as they are.
-    The anchor is the measured count on several nodes with the most GPUs. Steps on more nodes are
-    predicted from the anchor, and steps on fewer nodes are interpolated.
+    A count is a number of GPUs on a number of nodes, with its step. ``targets`` are the numbers of
+    nodes to predict for, and the anchor is the measured count on several nodes with the most GPUs.
+    A predicted count has as many GPUs on each node as the anchor. Its step is predicted from the
+    anchor if it has more nodes than the anchor, and interpolated if it has fewer. A target that was
+    measured is not predicted.
     """
     anchor = _anchor(measured)
     known = {(count.gpus, count.nodes) for count in measured}
@@ -1160,7 +1162,8 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
         if nodes < anchor.nodes:
             counts.append(_interpolated(measured, anchor.gpus_per_node, nodes))
         else:
-            # As many nodes as the anchor has were measured, so that there are more nodes here.
+            # Here there are more nodes than the anchor has. A target with equally many nodes is the
+            # anchor itself, which was measured and is skipped above.
             counts.append(_predicted(measured, nodes))
     return sorted(counts, key=_by_size)
 
@@ -1316,15 +1319,21 @@ def _costs_of(
 ) -> NodeCosts:
     """Return the costs of collectives, if they can be predicted for the largest count.
 
-    A count is a number of GPUs on a number of nodes. ``gpus_per_node`` is that of the training, and
-    ``most_nodes`` is the largest number of nodes of any count. Raises UserError if no table of
-    several nodes has as many GPUs on each node, if a table begins above the sizes of the training's
-    messages, or if tables end too far below ``most_nodes``.
+    A count is a number of GPUs on a number of nodes. ``collectives`` has measured times of
+    collectives, with a table for each number of nodes. Only tables with ``gpus_per_node`` GPUs on
+    each node, as many as in the training, are used. ``most_nodes`` is the largest number of nodes
+    of any count. The gradients of ``workload`` give the size of the training's largest message. If
+    ``workload`` is None, that size is PyTorch's default bucket of 25 MiB.
+
+    Raises UserError if no table of several nodes has ``gpus_per_node`` GPUs on each node, if the
+    smallest size of a table exceeds that largest message, if a collective was measured on one node
+    only or has no law for more nodes, or if its tables end too far below ``most_nodes``.
     """
     costs = NodeCosts.of(collectives).with_per_node(gpus_per_node)
     _refuse_large_sizes(costs, workload)
     for collective in costs.collectives:
-        # Only the error is wanted here, which this raises if the tables end too far below.
+        # The result is not used. The call raises the error if the collective cannot be predicted
+        # for ``most_nodes``.
         costs.anchor(collective, most_nodes)
     return costs
 
@@ -1583,12 +1592,14 @@ def _explained(
     Parameters
     ----------
     jobs : sequence of _Jobs
-        The jobs of all measured counts. The single steps of the smallest count are among them.
+        The runs of the training on each measured count, and their single steps where these are
+        known.
     smallest : Count
         The smallest measured count of GPUs and nodes, from which the loss is counted.
     anchor : Count
-        The largest measured count, whose loss is explained. It has its step with messages alone
-        where that is known.
+        The largest measured count, whose loss is explained. Where they are known, it also has the
+        steps that it would take if nothing but messages lengthened them: with messages as in the
+        tables, and on a bad day, when other traffic on the network slows messages down.
     kernels_s : float or None
         The measured time of NCCL's kernels in a step of the anchor. None if it was not measured.
 
@@ -1597,6 +1608,7 @@ def _explained(
     Explained
         The loss in seconds, how much of it messages and the scatter of steps explain, and the rest.
     """
+    # A step on the anchor that is shorter than on the smallest count is no loss.
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
     messages_s = None
     at_most_s = kernels_s
@@ -1604,21 +1616,24 @@ def _explained(
         anchor.only_messages_step_s is not None
         and anchor.only_messages_bad_day_s is not None
     ):
-        # Rounding may leave less than nothing.
+        # If messages lengthen nothing, the two steps are equal. Their rounded difference can then
+        # be below 0.
         messages_s = max(0.0, anchor.only_messages_step_s - smallest.step_s)
-        # What was measured in this training bounds its messages better than another day's tables.
+        # The kernels were measured in this training, and the tables perhaps on another day. So
+        # kernels bound the messages better, and tables do so only where kernels are missing.
         if at_most_s is None:
             at_most_s = max(0.0, anchor.only_messages_bad_day_s - smallest.step_s)
     scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
+    # A single step shows no scatter.
     if len(single_s) > 1:
-        # A step on several GPUs is that of the slowest one, so the GPUs of the smallest count
-        # together draw one of its steps.
+        # A recorded step of the smallest count is already that of its slowest GPU. The anchor has
+        # ``draws`` times as many GPUs, so its step is the longest of ``draws`` such steps.
         draws = math.ceil(anchor.gpus / smallest.gpus)
-        slowest_rank_s = scaling.expected_maximum_s(single_s, draws)
-        # The scatter cannot explain more than there is to explain.
-        scatter_s = min(slowest_rank_s - float(np.mean(single_s)), loss_s)
-    # What is not known explains nothing.
+        longest_s = scaling.expected_maximum_s(single_s, draws)
+        # The scatter cannot explain more than the loss.
+        scatter_s = min(longest_s - float(np.mean(single_s)), loss_s)
+    # A part that is not known, None, explains nothing.
     explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
     unexplained_s = max(0.0, loss_s - explained_s)
     return Explained(
@@ -1682,6 +1697,12 @@ def _wish(
     doubts : sequence of _Doubt
         The counts that have to be measured again. If ``asked`` or the smallest count is among
         them, the answer is open.
+
+    Returns
+    -------
+    Wish or None
+        The answer "yes" if all likely factors are at or above the wished one, "no" if all are
+        below it, and else "open", with the reason in words.
     """
     if factor is None:
         return None
@@ -1703,15 +1724,18 @@ def _wish(
     if asked.measured:
         fastest_s, slowest_s = _likely_range_s(asked, scatter)
     else:
-        # More nodes do not shorten a step, so measured counts may limit the predicted step, unless
-        # they have to be measured again.
+        # More nodes do not shorten a step, so measured counts limit the predicted step. Only
+        # trusted counts, which need not be measured again, limit it. All measured counts tell by
+        # how much jobs scatter, and whether a limit is credible.
         trusted = [
             count for count in measured if (count.gpus, count.nodes) not in doubtful
         ]
         (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
+    # If one job measured the smallest count, its range allows for another job. The allowance is
+    # larger if the range of ``asked``, measured by several jobs, has none.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
     # The factor is the smallest count's step over that of ``asked``. So it is lowest if the
-    # former is fast and the latter slow.
+    # smallest count is fast and ``asked`` is slow.
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
     answer = "open"
@@ -1732,12 +1756,15 @@ def _wish(
 def _limited(
     asked: Count, trusted: Sequence[Count], measured: Sequence[Count]
 ) -> tuple[Interval, list[Count]]:
-    """Return the likely steps of a count, limited by its neighbours, and which of these limit it.
+    """Return the likely steps of a count, limited by its neighbours, and which neighbours limit it.
 
     A count is a number of GPUs on a number of nodes. More nodes do not shorten a step. So the step
     is not shorter than on the nearest smaller count, and not longer than on the nearest larger one.
+    The likely steps are the shortest and the longest one in seconds.
+
     ``asked`` is a predicted count. ``trusted`` are those of the ``measured`` counts that need not
-    be measured again. The likely steps are the shortest and the longest one in seconds.
+    be measured again. The neighbours are trusted counts. All ``measured`` counts tell by how much
+    jobs scatter, and whether the larger neighbour is credible.
     """
     scatter = _scatter_of_jobs(measured)
     smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)

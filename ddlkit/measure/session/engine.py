@@ -176,8 +176,10 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
         If a table is damaged.
     """
     # The number of the session is part of the names of a few tables only. Which number
-    # it is makes no difference to the listing.
+    # it is makes no difference to the listing. Points get the absolute path of the
+    # directory, as in `run_session`. Below, the listing names ``out`` as the user gave it.
     sections = make(out=out.resolve(), session=1)
+    # The body is listed first, although a session measures the opening points before it.
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
     if not missing:
@@ -189,7 +191,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     rest_min = sum(point.estimate_s for point in missing) / 60
     progress = f"{len(points) - len(missing)} of {_counted(len(points))} done"
     lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
-    # Seconds from the start until each point ends, if they are measured in this order.
+    # Seconds from the start until each point ends, in the order of the listing. With opening
+    # points the session's order differs, so the number within the budget is approximate.
     ends_s = itertools.accumulate(point.estimate_s for point in missing)
     within = sum(end_s <= budget_s for end_s in ends_s)
     if within < len(missing):
