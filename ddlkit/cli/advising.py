@@ -539,6 +539,9 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
         # Rank 0 alone writes into the directory, and so removes what is left there.
         cleaning: AbstractContextManager[None] = contextlib.nullcontext()
         if me.rank == 0:
+            # These ranks print to their launcher. If there are logs, they are those of an
+            # earlier command that started ranks itself, and would be taken for theirs.
+            shutil.rmtree(out / LOGS, ignore_errors=True)
             cleaning = _removing_leftovers(out, made)
         with cleaning:
             shared_facts(me)  # refuses a mix of machines
