@@ -45,7 +45,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
     return fake
 
 
-@given(st.integers(9, 400), st.sampled_from([0.5, 0.95, 0.995]))
+@given(st.integers(9, 400), st.sampled_from([0.4, 0.5, 0.95, 0.97, 0.995]))
 def test_interval_covers_the_median_as_often_as_asked(n: int, level: float) -> None:
     low, high = median_interval(np.arange(1.0, n + 1), level)
     assert low + high == n + 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -140,14 +141,14 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 
 
 @cache
-def _order_statistic(n: int, rarity: int) -> int:
+def _order_statistic(n: int, rarity: int | Fraction) -> int:
     """Return which order statistic bounds the median of n samples, 0 if none does.
 
     The result is the largest k for which the k-th smallest sample exceeds the median
     with a probability of at most 1 / ``rarity``. A rarity of 40 stands for once in 40
     times. The probability is P(Binomial(n, 1/2) < k): the number of subsets of n
-    samples with fewer than k members, divided by 2**n. Only integers are compared, so
-    the comparison is exact.
+    samples with fewer than k members, divided by 2**n. Only integers and fractions are
+    compared, so the comparison is exact.
     """
     # The numbers of subsets with exactly k members, and with k members or fewer.
     k = 0
@@ -206,8 +207,11 @@ def median_interval(
     (1.0, 6.0)
     """
     _refuse_wrong_level(level)
-    # Each tail has the probability (1 - level) / 2, once in 40 for a level of 0.95.
-    k = _order_statistic(len(samples), rarity=round(2 / (1 - level)))
+    # Each tail has the probability (1 - level) / 2, once in 40 for a level of 0.95. The
+    # decimal number is made a fraction by way of its text, because the float is not
+    # exactly 0.95.
+    exact_level = Fraction(str(float(level)))
+    k = _order_statistic(len(samples), rarity=2 / (1 - exact_level))
     if k == 0:
         return -np.inf, np.inf
     ordered = np.sort(samples)

@@ -355,8 +355,9 @@ class NodeCosts:
         GPUs on each node as the anchor, and several sizes. It is None if there is no such table, or
         if ``anchor`` itself has more nodes than ``nodes``.
         """
-        # The anchor has more nodes only if it is the smallest table of several nodes. It need not
-        # limit what is predicted from it.
+        # The result bounds from above what is predicted from the anchor. The anchor has more
+        # nodes than ``nodes`` only if it is the smallest table of several nodes. Fewer nodes
+        # are then predicted from it alone, without a bound.
         if anchor.nodes > nodes:
             return None
         for table in self.of_collective(anchor.collective):
