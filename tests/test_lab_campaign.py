@@ -19,6 +19,7 @@ import pytest
 
 from ddlkit import store
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_seconds
 from ddlkit.lab import network
 from ddlkit.measure.session import Point
 from places import ROOT, alive, ranks_below, wait_for
@@ -29,6 +30,7 @@ from workbook.record.campaigns import AFTER, BEFORE, DIGITS, LabPoints
 from workbook.record.grammar import read
 from workbook.record.recording import record
 from workbook.validate import accuracy
+from workbook.validate.compared import compared
 
 WHOLE: dict[str, Any] = {
     "measure": "campaign",
@@ -278,6 +280,11 @@ class TestLab:
         }
         found = accuracy.joined(Source((out,)))
         assert found["model_error"].notna().all() and (found["runs"] == 1).all()
+        lines = [*compared(out)]
+        for case in found.itertuples():
+            (line,) = [one for one in lines if f":{case.batch} {case.plan}, " in one]
+            assert format_seconds(case.measured_iteration_s) in line
+            assert f"error {case.model_error:+.1%}" in line
         more_plans = [*campaign["plans"], "buffer:64KB"]
         more = written(tmp_path, {"points": [{**campaign, "plans": more_plans}]})
         with pytest.raises(

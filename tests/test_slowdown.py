@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlkit import cli, store
@@ -256,6 +256,25 @@ def test_search_is_near_the_best_of_all_plans_under_contention() -> None:
         plan_with_contention("search", WORKLOAD, bare).ends
         == make_plan("exact", WORKLOAD, COST).ends
     )
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 10**6), st.integers(3, 8), st.sampled_from([0.0, 1e-3, 5e-3]))
+def test_search_is_no_slower_than_exact_and_the_default_over_links_with_a_burst(
+    seed: int, n: int, burst_s: float
+) -> None:
+    """What a message costs alone has the whole burst, which an iteration uses up."""
+    rng = np.random.default_rng(seed)
+    seconds, sizes = rng.exponential(1e-3, n), rng.integers(1_000, 8_000_000, n)
+    work = Workload.from_arrays(2e-3, seconds, sizes)
+    link = Link(burst_s=burst_s, wire_s_per_byte=1e-9)
+    known = Communication(COST, link=link)
+
+    def seconds_of(name: str) -> float:
+        plan = plan_with_contention(name, work, known)
+        return forecast(work, plan, known).prediction.iteration_s
+
+    assert seconds_of("search") <= min(seconds_of("exact"), seconds_of("ddp")) + 1e-12
 
 
 def test_rounds_that_are_disturbed_on_a_gpu_are_kept(

@@ -338,7 +338,7 @@ def record(arguments: argparse.Namespace) -> int | None:
         If --preflight cannot tell which device is checked, or as `_record` does.
     """
     if not arguments.preflight:
-        _record(arguments)
+        print(_record(arguments))
         return None
     from workbook.record.preflight import preflight
 
@@ -354,10 +354,10 @@ def record(arguments: argparse.Namespace) -> int | None:
     return preflight(device)
 
 
-def _record(arguments: argparse.Namespace) -> None:
-    """Measure what the arguments name, and print the directory of the tables.
+def _record(arguments: argparse.Namespace) -> Path | str:
+    """Measure what the arguments name, and return the directory of the tables.
 
-    With --dry-run, nothing is measured, and what would be measured is printed instead.
+    With --dry-run, nothing is measured, and what would be measured is returned in words.
 
     Raises
     ------
@@ -367,8 +367,7 @@ def _record(arguments: argparse.Namespace) -> None:
     """
     # These recordings belong to no suite, and have a function of their own.
     if arguments.name == STRAGGLING:
-        _record_straggling(arguments)
-        return
+        return _record_straggling(arguments)
     from workbook.record import recording
 
     if arguments.suite and arguments.name not in recording.PARTS:
@@ -403,11 +402,11 @@ def _record(arguments: argparse.Namespace) -> None:
             pack=arguments.pack,
             ignore_load=arguments.ignore_load,
         )
-    print(directory_or_plan)
+    return directory_or_plan
 
 
-def _record_straggling(arguments: argparse.Namespace) -> None:
-    """Record trainings with known delays, and print the path of the table of what happened.
+def _record_straggling(arguments: argparse.Namespace) -> Path:
+    """Record trainings with known delays, and return the path of the table of what happened.
 
     Raises
     ------
@@ -421,7 +420,7 @@ def _record_straggling(arguments: argparse.Namespace) -> None:
             raise UserError(f"{option} has no effect on {STRAGGLING}: leave it out")
     from workbook.record import straggling
 
-    print(straggling.record(arguments.out or straggling.SCENARIOS.parent))
+    return straggling.record(arguments.out or straggling.SCENARIOS.parent)
 
 
 @command(
@@ -465,7 +464,31 @@ def campaign(arguments: argparse.Namespace) -> None:
     arguments.suite = None
     arguments.device = None
     arguments.networks = None
-    _record(arguments)
+    directory_or_plan = _record(arguments)
+    if arguments.dry_run:
+        print(directory_or_plan)
+        return
+    if arguments.predict:
+        print(
+            "The predictions are written. The same command without --predict runs the cases "
+            "and compares both."
+        )
+    else:
+        _print_comparison(Path(directory_or_plan))
+    print(directory_or_plan)
+
+
+def _print_comparison(directory: Path) -> None:
+    """Print how the runs of a campaign compare with their predictions."""
+    from workbook.validate.compared import compared
+
+    try:
+        lines = [*compared(directory)]
+    except UserError as error:
+        # The runs were measured all the same, so that the command has not failed.
+        lines = [f"The runs cannot be compared with predictions: {error}"]
+    for line in lines:
+        print(line)
 
 
 @command(

@@ -1218,7 +1218,8 @@ def _contradiction(plan: Mapping[str, Any]) -> str:
     return (
         f"the measured iteration is {ratio:.2g} times the predicted one and outside of "
         "its interval: do not trust predictions of this training, and measure it again on "
-        "an idle machine, with a longer --minutes and into another --out"
+        "an idle machine, with a longer --minutes and into another --out; if they differ "
+        "again, trust only the measured times"
     )
 
 

@@ -443,6 +443,13 @@ def forecast_of(
         level=level,
     )
     cost = communication.cost
+    if communication.link.burst_s:
+        notes.append(
+            "this link saves up a burst while it is idle, which a message that was measured "
+            "alone finds there, but not every message of an iteration: communication may take "
+            "longer than communication_s, and the plan exact need not be the best (--plan "
+            "search takes the burst into account)"
+        )
     # Selected gradients are gathered, so their cost is one of all_gather.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(

@@ -217,6 +217,7 @@ def _description_of_fit(
         warnings += fits.other_unit(sizes, seconds)
     # Warnings of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, fitted.form)
+    warnings += fits.burst_left_out(facts.get("link") or "")
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
     about_fit["warnings"] = warnings
@@ -404,7 +405,7 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
-        _put_in_words(result)
+        _put_in_words(result, remedy="add --slowdown")
         # If the interval has a level, this entry is None. JSON has null then, and a person
         # needs no line for it.
         if result["interval_includes"] is None:
@@ -425,29 +426,35 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
-        _put_in_words(result)
+        _put_in_words(
+            result, remedy=f"no option of --strategy {arguments.strategy} adds it"
+        )
     show(result, arguments.json)
 
 
-def _put_in_words(result: dict[str, Any]) -> None:
-    """Replace numbers in ``result`` that need words when a person reads the prediction."""
+def _put_in_words(result: dict[str, Any], remedy: str) -> None:
+    """Replace numbers in ``result`` that need words when a person reads the prediction.
+
+    ``remedy`` says what to do about contention that was not measured.
+    """
     seconds = result["communication_s"]
     result["communication_s"] = f"{seconds:.6g} (if nothing else runs)"
-    result["interval_level"] = _level_in_words(result)
+    result["interval_level"] = _level_in_words(result, remedy)
 
 
-def _level_in_words(result: dict[str, Any]) -> Any:
+def _level_in_words(result: dict[str, Any], remedy: str) -> Any:
     """Return the level of a predicted interval, or why there is none, in words.
 
-    The level is the share of single iterations that should lie in the interval.
+    The level is the share of single iterations that should lie in the interval. ``remedy``
+    says what to do about contention that was not measured.
     """
     if result["interval_level"] is not None:
         return f"{result['interval_level']:.4g} of single iterations"
     if result["iteration_interval_s"] is None:
         return "none, because there is no interval"
     return (
-        "none, because the interval leaves out contention, which was not measured: add "
-        "--slowdown"
+        "none, because the interval leaves out contention, which was not measured: "
+        f"{remedy}"
     )
 
 
@@ -520,7 +527,7 @@ def plan(arguments: argparse.Namespace) -> None:
     # The planner "exact" also gives the time that no plan can undercut. Others give None.
     if chosen.least_s is not None:
         # Reasons why the proof may not hold for these inputs.
-        doubts = _doubts_of_proof(arguments)
+        doubts = _doubts_of_proof(arguments, iteration.link)
         # `forecast_of` has printed its own warnings already.
         print_warnings(doubts)
         warnings += doubts
@@ -552,8 +559,11 @@ def plan(arguments: argparse.Namespace) -> None:
         print(f"  {message:>3}  {size:>10}  {first} .. {last}")
 
 
-def _doubts_of_proof(arguments: argparse.Namespace) -> list[str]:
-    """Return why the plan of the planner exact may not be the best for these inputs."""
+def _doubts_of_proof(arguments: argparse.Namespace, link: Any) -> list[str]:
+    """Return why the plan of the planner exact may not be the best for these inputs.
+
+    ``link`` is the link over which messages are sent.
+    """
     doubts = []
     if arguments.slowdown or arguments.copies:
         doubts.append(
@@ -563,6 +573,11 @@ def _doubts_of_proof(arguments: argparse.Namespace) -> list[str]:
         doubts.append(
             "the plan exact is proven best only for messages that are sent one after "
             f"the other, and not for {arguments.in_flight} in flight"
+        )
+    if link.burst_s:
+        doubts.append(
+            "the plan exact is proven best only for links that save up no burst while they "
+            "are idle: try --planner search"
         )
     return doubts
 

@@ -20,6 +20,7 @@ from ddlkit.core.fit import (
     fit,
     held_out_errors,
 )
+from ddlkit.core.lab_links import is_lab, read_link
 from ddlkit.core.pieces import grouped
 from ddlkit.core.units import KIB, format_bytes, format_seconds
 from ddlkit.core.workload import Floats
@@ -287,6 +288,35 @@ class Measured(NamedTuple):
 def _is_size(value: Any) -> bool:
     """Return whether a value is a number above zero, or missing."""
     return value is None or (isinstance(value, (int, float)) and value > 0)
+
+
+def burst_left_out(link: str) -> Iterator[str]:
+    """Yield a warning if a cost leaves out the burst of the link of its messages.
+
+    Parameters
+    ----------
+    link : str
+        The name of the link, as tables state it. It is empty if it is not known.
+
+    Yields
+    ------
+    str
+        At most one warning.
+
+    Examples
+    --------
+    >>> len([*burst_left_out("lab:1gbit")]), len([*burst_left_out("loopback")])
+    (1, 0)
+    """
+    # A link that no lab made has no burst. A name such as "lab" without a rate states none.
+    if ":" not in link or not is_lab(link):
+        return
+    if read_link(link).burst_s:
+        yield (
+            f"the link {link} saves up a burst while it is idle, which this cost does not "
+            "hold, so that a prediction with --cost takes every message for one that finds "
+            "the burst: predict with --collectives and the table"
+        )
 
 
 def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:

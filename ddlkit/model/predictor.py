@@ -529,10 +529,11 @@ def plan_with_contention(
     Returns
     -------
     FusionPlan
-        For "search", the best plan that was found. With a contention, the search makes
-        local moves from the best of three plans: ``exact``, PyTorch's default, and the
-        plan of `ddlkit.core.resources.jointly`, which allows for slowdowns. Without a
-        contention, ``exact`` is the best of all plans.
+        For "search", the best plan that was found. Without a contention, ``exact`` is the
+        best of all plans over a link that sends one message after the other, each in the
+        time that it costs. Otherwise the search makes local moves from the best of some
+        plans: ``exact``, PyTorch's default, and, with a contention, the plan of
+        `ddlkit.core.resources.jointly`, which allows for slowdowns.
 
     Raises
     ------
@@ -549,28 +550,31 @@ def plan_with_contention(
         # The error also lists "search", which is no planner of `make_plan`.
         refuse_unknown_plan(name, SEARCH)
         return make_plan(spec, workload, cost)
-    if contention is None:
-        return make_plan("exact", workload, cost)
+    exact = make_plan("exact", workload, cost)
+    if contention is None and communication.link.plain:
+        return exact
 
-    # `jointly` takes one slowdown for all messages. Here it is the slowdown of a message
-    # with the median size of a gradient. `of_messages` returns the shape (2, 1): the
-    # slowdowns of compute and of messages for this one size.
-    median_bytes = float(np.median(workload.bytes))
-    slowdown, message_slowdown = contention.of_messages([median_bytes])[:, 0].tolist()
-    # All messages are sent in the same way.
-    typical = Resources(
-        "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
-    )
-    starts = [
-        make_plan("exact", workload, cost),
-        make_plan("ddp", workload),
-        jointly(workload, [typical]).plan,
-    ]
+    starts = [exact, make_plan("ddp", workload)]
+    if contention is not None:
+        # `jointly` takes one slowdown for all messages. Here it is the slowdown of a message
+        # with the median size of a gradient. `of_messages` returns the shape (2, 1): the
+        # slowdowns of compute and of messages for this one size.
+        median_bytes = float(np.median(workload.bytes))
+        slowdown, message_slowdown = contention.of_messages([median_bytes])[
+            :, 0
+        ].tolist()
+        # All messages are sent in the same way.
+        typical = Resources(
+            "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
+        )
+        starts.append(jointly(workload, [typical]).plan)
 
     def iteration_s(plan: FusionPlan) -> float:
-        """Return the predicted time of an iteration, with contention."""
-        unslowed = Iteration(workload, plan, cost, communication.link)
-        return with_contention(unslowed, contention).prediction.iteration_s
+        """Return the predicted time of an iteration, with contention if it is known."""
+        iteration = Iteration(workload, plan, cost, communication.link)
+        if contention is not None:
+            iteration = with_contention(iteration, contention)
+        return iteration.prediction.iteration_s
 
     best_start = min(starts, key=iteration_s)
     # `improved` adds, removes or moves ends of messages as long as that shortens the

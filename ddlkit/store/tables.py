@@ -531,7 +531,10 @@ def _read_stamp(path: Path) -> dict[str, Any] | None:
         # An empty file is not JSON, and is read as null instead.
         stamp = parse_json(files.read(path).decode() or "null")
     except ValueError as error:
-        raise UserError(f"{path}: damaged stamp ({error}): restore it") from error
+        raise UserError(
+            f"{path}: damaged stamp, which says where the CSV of the same name comes from "
+            f"({error}): restore it, or rename it if it belongs to no CSV"
+        ) from error
     # JSON of a user may lie beside a CSV. Without a hash it is no stamp.
     if not isinstance(stamp, dict) or "sha256" not in stamp:
         return None

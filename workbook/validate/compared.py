@@ -1,0 +1,118 @@
+"""What a campaign measured and what was predicted, in lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ddlkit.core.units import format_seconds
+from ddlkit.model.calibration import TRAINING
+from workbook.common.source import Source
+from workbook.validate.accuracy import joined, judge, labelled
+
+MOST_CASES = 12
+"""How many cases have a line of their own. The others are only counted."""
+
+
+def compared(directory: Path) -> Iterator[str]:
+    """Yield lines that compare the runs of a campaign with their predictions.
+
+    Parameters
+    ----------
+    directory : Path
+        The directory of the campaign's tables.
+
+    Yields
+    ------
+    str
+        When the predictions were made; for replays and for real training apart, their
+        median error and how many measured iterations lie in their interval; and the cases
+        with the largest errors. There is no line if no run can be predicted from the
+        tables.
+
+    Raises
+    ------
+    UserError
+        If the tables are damaged, or if the runs name other predictions than those of the
+        directory.
+    """
+    source = Source((directory,))
+    if not source.has("runs"):
+        return
+    if source.has("predicted"):
+        when = "The predictions were written before the runs."
+        cases = labelled(joined(source))
+        cases["marked"] |= cases["processor_limited"]
+    else:
+        when = (
+            "The predictions were made now, from the layers and messages that were measured "
+            "with the runs. With --predict they are written before."
+        )
+        cases = judge(measurements=source, profiles=source, marked=True)
+    # A run whose layer profile or message times are missing has no prediction.
+    cases = cases[cases["model_iteration_s"].notna()]
+    if cases.empty:
+        return
+    yield when
+
+    is_training = cases["kind"] == TRAINING
+    # A machine drifts between a profile and a training, which says nothing of messages.
+    # So trainings are predicted with the compute time that they measured themselves.
+    cases = cases.assign(
+        error=cases["model_error"].where(~is_training, cases["model_paired_error"])
+    )
+    counted = cases[~cases["marked"]]
+    for name, of_kind in (
+        ("replays", counted[counted["kind"] != TRAINING]),
+        (
+            "trainings, given their measured compute time",
+            counted[counted["kind"] == TRAINING],
+        ),
+    ):
+        if len(of_kind):
+            yield _summary(name, of_kind)
+    n_marked = len(cases) - len(counted)
+    if n_marked:
+        yield (
+            f"{n_marked} of {len(cases)} cases were disturbed by other programs or limited "
+            "by the processor, and are not counted."
+        )
+
+    by_error = cases.reindex(cases["error"].abs().sort_values(ascending=False).index)
+    shown = by_error.head(MOST_CASES)
+    heading = "cases, by the size of their error"
+    if len(shown) < len(cases):
+        heading = f"the {len(shown)} of {len(cases)} cases with the largest errors"
+    yield f"{heading}:"
+    for _, case in shown.iterrows():
+        yield f"  {_line_of_case(case)}"
+
+
+def _summary(name: str, cases: pd.DataFrame) -> str:
+    """Return the median error of some cases and their coverage, in words."""
+    median_error = float(cases["error"].abs().median())
+    n_inside = int(cases["inside"].sum())
+    return (
+        f"{name}: median error of the predicted iteration {median_error:.1%}; the measured "
+        f"iteration lies in its predicted interval in {n_inside} of {len(cases)} cases"
+    )
+
+
+def _line_of_case(case: Any) -> str:
+    """Return what was measured and predicted of a case, a row of cases, in words."""
+    what = f"{case.network}:{case.batch} {case.plan}, {case.workers} ranks over {case.link}"
+    predicted_s = case.model_iteration_s
+    # The prediction of a training is moved by how far its compute time was off.
+    if case.kind == TRAINING:
+        predicted_s = case.measured_iteration_s * (1 + case.error)
+    lower, upper = format_seconds(case.lower_s), format_seconds(case.upper_s)
+    line = (
+        f"{what}: measured {format_seconds(case.measured_iteration_s)}, predicted "
+        f"{format_seconds(predicted_s)} ({lower} to {upper}), error {case.error:+.1%}"
+    )
+    if case.marked:
+        line += ", not counted"
+    return line
