@@ -228,8 +228,8 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
-    f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: use",
-    f"plan {DENSE} --planner ddp25": "--planner 'ddp25': unknown: use",
+    f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: did you mean ddp?",
+    f"plan {DENSE} --planner ddp25": "--planner 'ddp25': unknown: did you mean ddp?",
     f"predict {DENSE} --plan search:3": "--plan 'search:3': write search alone",
     f"advise {DENSE} --html text/page.html": "--html text/page.html: cannot write",
     "import text --out p.csv": "is in no format that can be imported",

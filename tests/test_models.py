@@ -243,7 +243,7 @@ def test_what_inductor_compiles_is_measured(
             r"nothing must return \(model, loss\) or \(model, loss, optimizer\), but returns None$",
         ),
         ("computed_loss", r"the second value is a tensor: return a function loss\(\)"),
-        ("nobody", "has no function 'nobody'$"),
+        ("nobody", "has no function 'nobody': its functions are "),
         *(
             ("two_optimizers", "third value is a list, .* optimizer"),
             ("optimizers_in_a_row", "returns 2 values after the loss: give one .*$"),

@@ -313,9 +313,9 @@ SHARDED = (
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
     "may take longer than predicted (by up to 31% in the measurements over loopback that "
-    "come with ddlkit): give --slowdown the table that ddlkit measure slowdown writes, or "
-    "for a model of your own the table slowdown.csv that ddlkit advise --model writes into "
-    "the directory of --out"
+    "come with ddlkit): give --slowdown the table that ddlkit measure slowdown writes with "
+    "as many --ranks as the messages have, or for a model of your own the table slowdown.csv "
+    "that ddlkit advise --model writes into the directory of --out"
 )
 NO_CONTENTION_OF_GRAPH = (
     "compute and messages are assumed not to slow each other down, which no option of "
@@ -1276,14 +1276,24 @@ def _measured_slowdown(
     """
     from ddlkit import store
     from ddlkit.model.contention import Contention
-    from ddlkit.store.readers import choose
+    from ddlkit.store.readers import NoSuchRowsError, choose
 
     path = arguments.slowdown
     all_rows = store.load_table(path, "slowdown")
     required = {"ranks": workers, "link": arguments.link}
     # The rows must have one network and one batch, whichever these are.
     keys = ("ranks", "link", "network", "batch")
-    rows, chosen = choose(all_rows, keys, required, path)
+    try:
+        rows, chosen = choose(all_rows, keys, required, path)
+    except NoSuchRowsError as error:
+        if error.key != "ranks":
+            raise
+        # The number of ranks may follow from the messages, without an option --ranks.
+        raise UserError(
+            f"--slowdown {path}: was measured with ranks {error.listed}, but the messages "
+            f"are between {workers}: run ddlkit measure slowdown --ranks {workers}, or leave "
+            "--slowdown out"
+        ) from error
     # A slowdown of another network or batch, or on another machine, may still be close.
     if chosen["network"] != profile.network:
         warnings.append(

@@ -18,6 +18,7 @@ mg_wfbp : S. Shi, X. Chu and B. Li, "MG-WFBP: Efficient Data Communication for
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -781,8 +782,10 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
         return
     # Each planner is shown by its first example, because some need a text after the colon.
     examples = [known.examples[0] for known in PLANNERS.values()]
+    similar = difflib.get_close_matches(name.lower(), [*PLANNERS, *further], n=1)
+    guess = f"did you mean {similar[0]}? Otherwise " if similar else ""
     raise UserError(
-        f"plan {shown(name)}: unknown: use a name such as "
+        f"plan {shown(name)}: unknown: {guess}use a name such as "
         f"{', '.join([*examples, *further])} (docs/GLOSSARY.md explains the names)"
     )
 

@@ -668,7 +668,9 @@ def _function_of_user(user_model: str) -> Callable[..., Any]:
     module = _imported(file, user_model)
     function = getattr(module, name, None)
     if not callable(function):
-        raise UserError(f"{file} has no function {shown(name)}")
+        raise UserError(
+            f"{file} has no function {shown(name)}{_functions_in_words(module)}"
+        )
     # A model is callable, too, and may be named by mistake.
     if isinstance(function, nn.Module):
         raise UserError(
@@ -699,6 +701,30 @@ def _call_with_device(function: Callable[..., Any], device: torch.device) -> Any
     if "device" in inspect.signature(function).parameters:
         return function(device=device)
     return function()
+
+
+def _functions_in_words(module: ModuleType) -> str:
+    """Return the names of a user's functions, for an error about another name.
+
+    Only those count that the file defines itself. The text is empty if there are none.
+    """
+    names = [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
+    ]
+    if not names:
+        return ""
+    listed = ", ".join(names[:_MOST_FUNCTIONS])
+    if len(names) > _MOST_FUNCTIONS:
+        listed += f" and {len(names) - _MOST_FUNCTIONS} more"
+    if len(names) == 1:
+        return f": its only function is {listed}"
+    return f": its functions are {listed}"
+
+
+_MOST_FUNCTIONS = 6
+"""The most functions of a user's file that an error names."""
 
 
 def _imported(file: str, user_model: str) -> ModuleType:

@@ -603,10 +603,10 @@ def slowdowns(
     Point
         A point for each number of ranks, rate, delay and network.
     """
-    estimate_s = needs.SLOWDOWNS.seconds(budget)
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
     ):
+        estimate_s = needs.SLOWDOWNS.seconds(budget) * _ranks_per_core(here, count)
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
@@ -614,6 +614,16 @@ def slowdowns(
         yield needs.SLOWDOWNS.offer(
             point, here.on_gpu, count, in_lab=bool(bits_per_s), network=name
         )
+
+
+def _ranks_per_core(here: Here, count: int) -> float:
+    """Return how many times as long ``count`` ranks that compute take as one on each core.
+
+    On processors, more ranks than cores take turns. The result is at least 1, and 1 on GPUs.
+    """
+    if here.on_gpu:
+        return 1.0
+    return max(1.0, count / machine.cores())
 
 
 def _measure_slowdown(
@@ -872,6 +882,7 @@ def training_by_own_rule(
         iterations=iterations,
         accumulate=accumulate,
     )
+    estimate_s *= _ranks_per_core(here, case.members.count)
     return training_point(here, case, key, make_settings, estimate_s)
 
 

@@ -365,6 +365,14 @@ In recorded tables the form with the least errors is off by up to 15%.
 """
 
 
+def _about_one_size(size: str) -> str:
+    """Return what to do about the times of one size that are unlike all others."""
+    return (
+        f"measure {size} again (with ddlkit into another directory, of which both tables may "
+        "be given), or use a copy of the table without it"
+    )
+
+
 def strange_times(
     sizes: ArrayLike,
     seconds: ArrayLike,
@@ -416,8 +424,7 @@ def strange_times(
         larger = _size_and_time(distinct[outlier + 1], medians_s[outlier + 1])
         size = format_bytes(distinct[outlier])
         yield (
-            f"{strange}, but {smaller} and {larger}: "
-            f"{remedy or f'measure {size} again, or leave it out'}"
+            f"{strange}, but {smaller} and {larger}: {remedy or _about_one_size(size)}"
         )
         # The outlier alone shall not cause the other warnings, too.
         is_other = row_sizes != distinct[outlier]
