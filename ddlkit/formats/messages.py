@@ -114,11 +114,14 @@ def read_collectives(
         A recorded table ``collectives``, which is returned whole, or a file of any format
         of message times.
     collective : str, optional
-        The collective to choose, or that the file does not name.
+        The collective of a benchmark's log that does not name it, or the one by which a table
+        is chosen from a log of several tables. The rows of a CSV without a column of the
+        collective count as all-reduces, whatever is given here.
     link : str, optional
-        The name of the link, if the file does not state it.
+        The name of the link, if the file does not state it. By default "unknown".
     ranks : int, optional
-        The number of ranks to choose, or that the file does not state.
+        The number of ranks, if the file does not state it, or the one by which a table is
+        chosen from a log of several tables.
     place : {"in_place", "out_of_place"}, optional
         Which times of a log to take: the result over the input, or in another buffer.
     table : int, optional
@@ -144,6 +147,7 @@ def read_collectives(
     options = MessageOptions(
         collective=collective, ranks=ranks, place=place, table=table
     )
+    # ``source`` is the program that measured the times, "csv", or "recorded".
     source, frame, note = _messages(path, options)
     if source == "recorded":
         return frame
@@ -151,11 +155,12 @@ def read_collectives(
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
         raise _ranks_unknown(path, if_ranks_unknown)
-    # Columns that a file lacks get the values of the caller, or usual ones. 0 stands for an
-    # unknown rate of the link, and "" for an unknown algorithm. The others say that all
-    # times are of one session, that the machine was not disturbed ("stolen"), that a sample
-    # is the time of one message, with no other message under way, and that the clock was
-    # that of the processor ("wall").
+    # Columns that a file lacks get the values of the caller, or usual ones. The reader of a log
+    # has used ``collective`` and returns its column. Only a CSV may lack this column, and then
+    # counts as all-reduces. 0 stands for an unknown rate of the link, and "" for an unknown
+    # algorithm. The others say that all times are of one session, that no processor time was
+    # lost to others ("stolen"), that a sample is the time of one message, with no other message
+    # under way, and that the clock was that of the processor ("wall").
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",

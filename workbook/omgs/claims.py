@@ -177,14 +177,18 @@ def _merged_message() -> Result:
     samples of few bytes. So only samples that send equally many bytes in all are judged.
     """
     rows = source.everywhere("collectives")
-    # The links of a single GPU, such as one to itself, send nothing.
+    # The name of a lab's link begins with "lab:" if the kernel limits its rate, and with
+    # "emulated:" if its packets pass through a process that limits the rate and delays them.
+    # The other links are loopback, which has no limit and is not judged, and in recordings of
+    # a single GPU a link to itself, on which nothing is sent.
     lab = rows[rows["link"].str.startswith(("lab:", "emulated:"))]
+    # The time of two all-gathers over that of one of twice the size, for each place (directory
+    # of a recording), link, number of ranks, and size of the smaller all-gather.
     of_equal_bytes = doubled(lab, as_many_bytes=True)
     of_any_bytes = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
-    # The levels of the index are the place, the link, the ranks and the bytes.
-    links = of_equal_bytes.index.levels[1]
-    sizes = of_equal_bytes.index.levels[3]
+    # The links and the sizes in bytes that are judged.
+    _places, links, _ranks, sizes = of_equal_bytes.index.levels
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "
         f"{sizes.min() / MIB:.0f} to {sizes.max() / MIB:.0f} MiB; by Eq 11 always above "

@@ -133,21 +133,27 @@ def recorded_devices(network: str) -> list[str]:
 def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
     """Return backward times, elements and the device of each recording of a network.
 
-    There is an item for each recording. Times in seconds and elements are in forward
-    order, and the device is "cpu" or "cuda".
+    A recording is a layer profile that the campaign OMGS replayed, or a profile of real
+    training on one of the recorded machines. There is an item for each of them. Its backward
+    times in seconds and its elements are those of each tensor, in forward order. Its device is
+    "cpu" or "cuda".
     """
     layers = []
+    # `open_campaign` returns the directory of the campaign, and then that of its machine's other
+    # recordings. Profiles of machines are added below, so that only the first directory counts
+    # here.
     campaign = source.open_campaign(name=source.OMGS).alone
     for workload in campaign.workloads().values():
         # A workload has no name. The campaign's networks are told apart by their numbers of
-        # tensors.
+        # tensors, of which no two are equal.
         if workload.n == len(tensors(network)):
             # A workload begins with the last layer, whose gradients are ready first.
             backward_s = workload.backward_s[::-1]
             elements = workload.parameters[::-1].tolist()
-            # Labs compute on processors.
+            # Replays in the lab run on processors.
             layers.append((backward_s, elements, "cpu"))
-    # Of the paper's networks, ResNet-50 is the only one of which real training is profiled.
+    # Of the paper's networks, ResNet-50 is the only one of which real training is profiled. Each
+    # machine with layer profiles has one of it, which is in forward order.
     if network == RESNET:
         for machine in source.recordings("layers").values():
             profile = machine.profile("resnet50")
@@ -210,8 +216,8 @@ def left_s(network: str, *parts_s: float) -> Floats:
 def unstated(network: str) -> Iterator[OpenCase]:
     """Yield each choice of hidden units and all-gathers with which time for computing is left.
 
-    The paper states neither the hidden units of the LSTM nor the all-gathers of a message.
-    The time is what Table VI leaves, see `left_s`.
+    The paper states neither the hidden units of the LSTM nor the all-gathers of a message. The
+    time for computing is TopK-SGD's iteration in Table VI without selecting and sending.
 
     Parameters
     ----------
@@ -223,19 +229,23 @@ def unstated(network: str) -> Iterator[OpenCase]:
     OpenCase
         In the order of UNITS. With equal units, one all-gather comes before two.
     """
-    # Only the LSTM has units, and 0 stands for another network.
+    # Only the LSTM has units, each of which is tried. For another network, 0 stands for none.
     units_tried = UNITS if network == LSTM else (0,)
     for units, gathers in product(units_tried, (1, 2)):
-        # The elements of each tensor.
+        # The number of elements of each tensor. That of the LSTM depends on its units.
         elements = tensors(network)
         if units:
             tensors_by_layer = [layer.tensors for layer in networks.ptb_lstm(units)]
             elements = tuple(chain.from_iterable(tensors_by_layer))
         selecting_s, sending_s = topk_parts(network, gathers, sum(elements))
-        compute_s = left_s(network, selecting_s, sending_s)
-        # Without any time for computing, the choice cannot be the paper's.
-        if compute_s.size:
-            yield OpenCase(units, gathers, elements, selecting_s, sending_s, compute_s)
+        # The printed iteration may be off by each of the factors OFF. The array has one time
+        # for computing for each factor with which this time is positive.
+        compute_times_s = left_s(network, selecting_s, sending_s)
+        # If no factor leaves any time for computing, the choice cannot be the paper's.
+        if len(compute_times_s):
+            yield OpenCase(
+                units, gathers, elements, selecting_s, sending_s, compute_times_s
+            )
 
 
 def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from ddlkit.core.units import GB
 from workbook.common.claims import check, claimed
 from workbook.common.source import REGIMES, REGIMES_VGG
-from workbook.osf import by_buffer, phases, settings
+from workbook.osf import phases, settings
 from workbook.osf.cluster import BUFFERS, TWO, WORKERS, PaperSetting
 from workbook.osf.frames import printed_at
 from workbook.osf.lab import LAB, PLACES, Lab, buffer_name, graded
@@ -53,12 +53,14 @@ def in_labs() -> list[pd.DataFrame]:
     list of DataFrame
         The rows of `phases.in_lab`, first over the link with cheap start-ups and then over
         the one with expensive start-ups. The column ``buffer`` names the size of the
-        buffer, and ``look`` is the key of the link in `workbook.osf.lab.LABS`.
+        buffer. The column ``look`` says over which link a row was measured: "measured" (cheap)
+        or "regime" (expensive), as the keys of `workbook.osf.lab.LABS`.
     """
-    # This campaign has no networks but TWO. Its ranks negotiate the order of messages.
+    # The campaign LAB has the link with cheap start-ups. It has no networks but TWO. Its ranks
+    # negotiate the order of messages, which `phases.in_lab` expects by default.
     cheap = phases.in_lab(Lab.load(LAB))
-    # The figure draws bars in the order of the rows, which is by size of the buffer. A stable
-    # sort keeps the phases of a case in their order.
+    # The figure draws the bars of a panel in the order of the rows, which must be by size of the
+    # buffer. A stable sort keeps the phases of a case in their order.
     cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
 
     # The replays with expensive start-ups are in two campaigns, without a negotiation. The
@@ -68,14 +70,17 @@ def in_labs() -> list[pd.DataFrame]:
         tables.append(phases.in_lab(Lab.load(campaign), negotiated=False))
     expensive = pd.concat(tables, ignore_index=True)
     is_shown = expensive["network"].isin(TWO) & (expensive["workers"] == 4)
-    expensive = expensive[is_shown].sort_values(by_buffer.KEYS, kind="stable")
+    # Here rows are sorted by network first, and only then by size. Each network has a panel of
+    # its own, so that this draws the same bars as a sort by size alone.
+    expensive = expensive[is_shown].sort_values(
+        ["network", "buffer_bytes"], kind="stable"
+    )
 
-    # By the key of their link in LABS.
-    labs = {"measured": cheap, "regime": expensive}
+    rows_by_look = {"measured": cheap, "regime": expensive}
     named = []
-    for point_look, lab in labs.items():
-        buffer = lab["buffer_bytes"].map(buffer_name)
-        named.append(lab.assign(buffer=buffer, look=point_look))
+    for look, rows in rows_by_look.items():
+        buffer = rows["buffer_bytes"].map(buffer_name)
+        named.append(rows.assign(buffer=buffer, look=look))
     return named
 
 

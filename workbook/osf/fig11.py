@@ -278,20 +278,22 @@ def numbers(campaign: Source) -> pd.DataFrame:
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the gains of adaFusion, a panel for each planner that it is compared with.
 
-    By the printed rule (osf Eq 17), a message does not wait. By the repaired rule, it waits for
-    the backward pass of the next tensor.
+    By the printed rule (osf Eq 17), a message does not wait for the next tensor that joins it.
+    The repaired rule counts this wait, which is the backward pass of the tensor. Intervals are
+    gains of the repaired rule by the model, and points are gains of the printed rule in the lab.
 
     Parameters
     ----------
     frame : DataFrame
         What `numbers` returned.
     """
-    # ADAFUSION is the planner by the repaired rule, of which the model has gains. "adafusion" is
-    # the planner by the printed rule, of which the lab has gains.
+    # ADAFUSION is "adafusion:repaired", the only rule of adaFusion whose gains `numbers` models.
+    # "adafusion" is the printed rule. The lab replayed its plan, a single message, as a buffer of
+    # 1 GB. It replayed no plan of the repaired rule.
     repaired = rows_of(frame, planner=ADAFUSION, grade="model")
     replayed = rows_of(frame, planner="adafusion", grade="lab")
-    # The title has the largest gain of any setting and network. The printed range is the same
-    # in all rows.
+    # The title has the largest gain of any compatible setting and network. The printed range is
+    # the same in all rows, from which the maximum takes it.
     over_constant = rows_of(repaired, over=CONSTANT)
     title = (
         f"By the model, adaFusion gains at most {over_constant['gain_high'].max():.0%} "
@@ -301,7 +303,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     sheet = plots.sheet(title, columns=2, height=3.4, sharey=True)
     with sheet as (figure, axes):
         for ax, (over, name) in zip(axes, RIVALS.items(), strict=True):
-            # The lab has no gains over MG-WFBP, and draws no points there.
+            # The lab has no gains of adaFusion over MG-WFBP, so that its table has no rows there
+            # and draws no points.
             _draw_gains(
                 ax, rows_of(repaired, over=over), rows_of(replayed, over=over), name
             )

@@ -224,8 +224,9 @@ def _largest_share(grid: Grid) -> Floats:
 def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     """Return the scaling factors and the communication of one network over the grid.
 
-    The grid has the compute times of VGG-16 and of ResNet-101. A network is of the family of
-    one of them. Its compute time is that of this reference, times the ratio of their FLOP.
+    The grid has the compute times of VGG-16 and of ResNet-101. Each network is of the family of
+    one of these two references. Its compute time is that of the reference, times the FLOP of
+    the network over those of the reference.
 
     Parameters
     ----------
@@ -251,11 +252,12 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     ratio = network_flops(network) / network_flops(reference)
     compute_times_s = ratio * grid.free[reference_time]
     timeouts_s = grid.free["timeout_s"]
-    # The grid has the overhead of WORKERS workers. It grows with the steps of the ring.
+    # The grid has the overhead of a message between WORKERS workers. It grows with the steps of
+    # the ring, which are one fewer than the workers.
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
-    # The statements speak of buffers for three networks only. For VGG-16 with replaced layers
-    # this is a buffer of 100 MB, by some readings of Fig 8.
+    # The paper's statements speak of buffers for three networks only. VGG-16 with replaced layers
+    # (REPLACED) has a buffer of 100 MB by some readings of Fig 8, and else none.
     buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
     capacities = 0, *buffered.get(network, ())
 
@@ -265,8 +267,8 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
         for quantity in ("sf", "update", "share"):
             arrays[f"{quantity}_{capacity}"] = np.empty(shape)
 
-    # The axes are units (u), timeouts (k), overheads, and compute times (t). An array of all
-    # overheads is computed at once.
+    # The axes are units (u), timeouts (k), overheads, and compute times (t). All overheads are
+    # computed at once, as an array.
     for u, unit in enumerate(UNITS):
         for t, compute_s in enumerate(compute_times_s):
             # The time of all bytes of an iteration, without overheads.
@@ -280,14 +282,22 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
                 if capacity == 0 and k > 0:
                     continue
                 k_filled = slice(None) if capacity == 0 else k
-                # The workload, its plan, and how long its messages wait in vain.
-                fusion = fused(network, compute_s, capacity, timeout_s, unit)
-                numbers = _fused_numbers(*fusion, compute_s, overheads_s, s_per_byte)
-                for quantity, by_overhead in numbers.items():
+                # ``waited_s`` has the time that each message of the plan waits for one more
+                # tensor which does not come before the timeout.
+                work, plan, waited_s = fused(
+                    network, compute_s, capacity, timeout_s, unit
+                )
+                # The scaling factor ("sf"), "update" and "share", for each overhead.
+                by_quantity = _fused_numbers(
+                    work, plan, waited_s, compute_s, overheads_s, s_per_byte
+                )
+                for quantity, by_overhead in by_quantity.items():
                     array = arrays[f"{quantity}_{capacity}"]
                     array[u, k_filled, :, t] = by_overhead
-    # The arrays lack the axis of the compute time of the other family. The last axis is that
-    # of VGG-16, and the one before it that of ResNet-101.
+    # So far the arrays have four axes, with one compute time, that of the network's own family.
+    # The grid has five: the axis before the last is the compute time of ResNet-101, and the last
+    # one that of VGG-16. The axis of the other family is added with length 1: before the last
+    # one for the family of VGG-16, and behind it for that of ResNet-101.
     other_axis = -2 if reference == "VGG16" else -1
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
 

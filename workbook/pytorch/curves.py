@@ -172,19 +172,23 @@ def by_size(name: str) -> pd.DataFrame:
 
 
 def by_ranks() -> pd.DataFrame:
-    """Return estimated and measured times of 32 MiB among ABCI's A100s.
+    """Return estimated and measured times of an all-reduce of 32 MiB among ABCI's A100s.
+
+    ABCI is a cluster. Its nodes have eight A100s, and a rank is one of them.
 
     Returns
     -------
     DataFrame
-        Seconds, with a row for each number of ranks. The columns are the keys of
-        `with_measured`.
+        Seconds, with a row for each number of ranks in ascending order. The columns are the
+        names of the models of `models`, and "measured".
     """
     times_s = {}
     for name, log in logs().items():
+        # ABCI also has logs of V100s.
         if name.startswith("ABCI") and log.group.device == "A100":
             times_s[log.group.ranks] = with_measured(log, 32 * MIB)
-    # So far each number of ranks has a column, and each time is an array without a dimension.
+    # The dict gives a column for each number of ranks, which the transposition turns into a row.
+    # Each time is an array without a dimension, which ``dtype`` turns into a number.
     return pd.DataFrame(times_s, dtype=float).T.sort_index()
 
 

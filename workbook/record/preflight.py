@@ -38,7 +38,9 @@ Raises an error if something does not work."""
 
 
 def preflight(device: str) -> int:
-    """Run all checks of a device, "cpu" or "cuda", and print a line for each and a verdict.
+    """Run all checks of a device, "cpu" or "cuda", and print what became of each and a verdict.
+
+    `run_session` prints a line for each check when it has ended. The verdict is printed here.
 
     Returns
     -------
@@ -48,22 +50,28 @@ def preflight(device: str) -> int:
     Raises
     ------
     UserError
-        If the device is "cuda" and there is no GPU.
+        If the device is "cuda" and there is no GPU, or if no check passed. In the latter case
+        `run_session` raises it, and there is no verdict.
     """
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked: use --device cpu")
     start_s = time.monotonic()
-    # The checks leave no tables. Only their outcomes are read.
+    # Nothing is kept of the session. Its checks measure no tables, and the outcomes, which it
+    # writes itself, are read before the directory is removed.
     with TemporaryDirectory() as out:
-        # A session usually refuses to start while others use the GPU. Here a check finds that out.
         run_session(
             partial(checks, device=device),
             Path(out),
+            # The checks run in a child process, so that one that fails or hangs does not end the
+            # session. Only an isolated session writes outcomes.csv.
             isolate=True,
             gpu=device == "cuda",
+            # A session usually refuses to start while others use the GPU. Here the check
+            # "nvidia-smi" finds that out.
             ignore_load=True,
         )
-        # A row for each check, with its name in column ``point``.
+        # A row for each check, with its name in column ``point``. The outcome of a check that
+        # passed is MEASURED.
         outcomes = store.load_table(Path(out) / "outcomes.csv", "outcomes")
     failed = outcomes["point"][outcomes["outcome"] != MEASURED]
     verdict = f"FAILED: {', '.join(failed)}" if len(failed) else "all is well"

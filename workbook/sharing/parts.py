@@ -30,10 +30,11 @@ def measured_parts(
 ) -> dict[str, pd.DataFrame]:
     """Return the bars of a link, a pair for each case: the default, then the best.
 
-    The best configuration has the largest gain in the odd rounds. The bars are means over
-    the even rounds, so that the luck that helped to choose a configuration is not shown. As
-    in the paper, iterations count only if they have DDP's own plan of buckets, and the best
-    is one of the configurations that give all messages the same resources.
+    A case is a network and a batch, with one plan of buckets and over one link. The columns of
+    CELL tell cases apart. The best configuration has the largest gain in the odd rounds. The
+    bars are means over the even rounds, so that the luck that helped to choose a configuration
+    is not shown. As in the paper, iterations count only if they have DDP's own plan of buckets,
+    and the best is one of the configurations that give all messages the same resources.
 
     Parameters
     ----------
@@ -42,7 +43,8 @@ def measured_parts(
     iterations : DataFrame
         The iterations over this link, as `recordings.recorded` returns them.
     by : str
-        The column that names a case, such as "network".
+        The column of CELL that names a case in labels and by which cases are sorted: "network"
+        or "batch", whichever of the two a figure compares.
 
     Returns
     -------
@@ -63,7 +65,10 @@ def measured_parts(
     tables = []
     for _, best_row in best.iterrows():
         chosen = best_row["configuration"]
-        means = _mean_parts(of_cell(even, best_row), default, chosen)
+        # The iterations of the same case, which has the same values of CELL.
+        even_of_case = of_cell(even, best_row)
+        # A row for each of the two configurations, or for the only one if they are the same.
+        means = _mean_parts(even_of_case, default, chosen)
         # The table is empty if a recording ended before an even round had both configurations.
         if len(means):
             case = best_row[by]

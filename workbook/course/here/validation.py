@@ -108,12 +108,15 @@ def _sentences(
 ) -> str:
     """Return the errors and the coverage in words.
 
-    Coverage is in how many cases the measured step lies in its predicted interval.
+    Coverage is in how many cases the measured step lies in its predicted interval. The error of
+    real training is *paired*: the prediction has the compute time that the run itself measured,
+    so that it is compared with the measured step of the same run.
 
     Parameters
     ----------
     trainings, replays : DataFrame
-        The judged cases. Each of the tables may have none, and is then left out.
+        The judged cases, without trainings that send one message. Each of the tables may have
+        none, and is then left out.
     singles : int
         The number of trainings with one message, which are not judged.
     marked : int
@@ -121,6 +124,12 @@ def _sentences(
         are not judged.
     total : int
         The number of all cases, judged or not.
+
+    Returns
+    -------
+    str
+        Up to four sentences or pairs of them: on trainings, on trainings with one message, on
+        replays, and on marked cases.
     """
     sentences = []
     if len(trainings):
@@ -134,6 +143,8 @@ def _sentences(
     if len(replays):
         error = STATISTICS["median_error"](replays)
         sentences.append(_sentence("replays", "error", error, replays))
+    # Cases that the processor limited count as marked, too. The sentence for no marked case
+    # names disturbance alone.
     if marked:
         sentences.append(
             f"{marked} of {total} cases were disturbed by other programs or limited by the "
