@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ddlkit import cli
 from ddlkit.core.errors import UserError
 from ddlkit.formats.messages import read_bytes_seconds
 from ddlkit.store.files import read_text
@@ -523,3 +524,16 @@ def test_a_column_of_measured_numbers_divides_nothing(tmp_path: Path) -> None:
         algo = "Tree" if size < SIZES[2] else "Ring"
         lines.append(f"{size},{us(size) / 1e6:.15f},{0.1 + number / 97:.5f},{algo}")
     assert len(read(tmp_path, "\n".join(lines))[0]) == 2 * len(SIZES)
+
+
+def test_a_csv_that_names_no_collective_is_of_the_one_that_the_user_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times, profile = tmp_path / "times.csv", tmp_path / "profile.csv"
+    times.write_text("bytes,seconds\n1024,1e-5\n4096,2e-5\n65536,1e-4\n")
+    profile.write_text("forward_s,backward_s,gradient_bytes\n1e-3,2e-3,4096\n")
+    words = f"predict --profile {profile} --collectives {times} --ranks 4 --plan ddp"
+    assert cli.main(words.split()) == 0
+    assert "the cost is of" not in capsys.readouterr().err
+    assert cli.main([*words.split(), "--collective", "all_gather"]) == 0
+    assert "the cost is of all_gather" in capsys.readouterr().err

@@ -1105,6 +1105,8 @@ def _rows_of_messages(
             # What it notes on a file are doubts, which are warnings here.
             notes=warnings,
             if_ranks_unknown=if_ranks_unknown,
+            # A user who names a collective also says of what times without a name are.
+            if_collective_unnamed=arguments.collective or "all_reduce",
         )
         # A recorded table has no other unit than seconds. The times of another file are
         # doubted if they are so long that their unit may be another one.

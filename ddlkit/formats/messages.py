@@ -105,6 +105,7 @@ def read_collectives(
     table: int | None = None,
     notes: list[str] | None = None,
     if_ranks_unknown: str = "give their number with --ranks",
+    if_collective_unnamed: str = "all_reduce",
 ) -> DataFrame:
     """Return message times with the columns of a recorded table, whoever measured them.
 
@@ -115,8 +116,7 @@ def read_collectives(
         of message times.
     collective : str, optional
         The collective of a benchmark's log that does not name it, or the one by which a table
-        is chosen from a log of several tables. The rows of a CSV without a column of the
-        collective count as all-reduces, whatever is given here.
+        is chosen from a log of several tables.
     link : str, optional
         The name of the link, if the file does not state it. By default "unknown".
     ranks : int, optional
@@ -131,6 +131,8 @@ def read_collectives(
     if_ranks_unknown : str, optional
         What the user should do if neither the file nor ``ranks`` says between how many
         ranks the times were measured.
+    if_collective_unnamed : str, optional
+        The collective of the rows of a CSV that has no column for it.
 
     Returns
     -------
@@ -156,15 +158,15 @@ def read_collectives(
     if "ranks" not in frame and ranks is None:
         raise _ranks_unknown(path, if_ranks_unknown)
     # Columns that a file lacks get the values of the caller, or usual ones. The reader of a log
-    # has used ``collective`` and returns its column. Only a CSV may lack this column, and then
-    # counts as all-reduces. 0 stands for an unknown rate of the link, and "" for an unknown
+    # has used ``collective`` and returns its column. Only a CSV may lack this column.
+    # 0 stands for an unknown rate of the link, and "" for an unknown
     # algorithm. The others say that all times are of one session, that no processor time was
     # lost to others ("stolen"), that a sample is the time of one message, with no other message
     # under way, and that the clock was that of the processor ("wall").
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",
-        "collective": "all_reduce",
+        "collective": if_collective_unnamed,
         "algorithm": "",
         "link_bits_per_s": 0.0,
         "session": 0,
