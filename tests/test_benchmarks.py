@@ -531,7 +531,7 @@ def test_a_csv_that_names_no_collective_is_of_the_one_that_the_user_names(
 ) -> None:
     times, profile = tmp_path / "times.csv", tmp_path / "profile.csv"
     times.write_text("bytes,seconds\n1024,1e-5\n4096,2e-5\n65536,1e-4\n")
-    profile.write_text("forward_s,backward_s,gradient_bytes\n1e-3,2e-3,4096\n")
+    profile.write_text("tensor,forward_s,backward_s,gradient_bytes\na,1e-3,2e-3,4096\n")
     words = f"predict --profile {profile} --collectives {times} --ranks 4 --plan ddp"
     assert cli.main(words.split()) == 0
     assert "the cost is of" not in capsys.readouterr().err

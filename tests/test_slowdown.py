@@ -374,4 +374,7 @@ def test_the_command_says_what_it_takes_compute_for(
         rows(ranks=4), tmp_path, "slowdown-net", schema="slowdown", command=["test"]
     )
     assert cli.main([*asked[:-1]]) == 2
-    assert "no row with ranks 2" in capsys.readouterr().err
+    # No option of this command chose a number of ranks, so the error names the table's.
+    refused = capsys.readouterr().err
+    assert f"--slowdown {table}: was measured with ranks 4" in refused
+    assert "ddlkit measure slowdown --ranks 2" in refused

@@ -931,8 +931,8 @@ def trial(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
-        left_s = max(0.0, max_s - (time.monotonic() - begun_s))
-        me.say(f"round {repeat + 1}: {iterations}; about {left_s:.0f} s are left")
+        left_s = max_s - (time.monotonic() - begun_s)
+        me.say(f"round {repeat + 1}: {iterations}; {_time_left_for_rounds(left_s)}")
         # The table calls a plan a policy.
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
@@ -946,6 +946,13 @@ def trial(
                 "hardly change the advice"
             )
             return
+
+
+def _time_left_for_rounds(left_s: float) -> str:
+    """Return in words how much time is left for further rounds of a trial."""
+    if left_s <= 0:
+        return f"the time is over, but {LOOKS[0]} rounds are run in any case"
+    return f"about {left_s:.0f} s are left"
 
 
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 DEFAULT_BATCH = 4
 MOST_BATCH = 10**9
+_TORCHVISION = "torchvision:"
 
 
 def network_of(value: Any) -> tuple[str, int]:
@@ -18,7 +19,8 @@ def network_of(value: Any) -> tuple[str, int]:
     Parameters
     ----------
     value : str
-        ``"NAME"`` or ``"NAME:BATCH"``. A value of another type is read as its text.
+        ``"NAME"`` or ``"NAME:BATCH"``. A value of another type is read as its text. The
+        name of a network of torchvision may begin with ``"torchvision:"``.
 
     Returns
     -------
@@ -37,10 +39,16 @@ def network_of(value: Any) -> tuple[str, int]:
     --------
     >>> network_of("resnet50:8"), network_of("resnet50")
     (('resnet50', 8), ('resnet50', 4))
+    >>> network_of("torchvision:resnet34:8")
+    ('torchvision:resnet34', 8)
     """
-    name, colon, digits = str(value).partition(":")
+    text = str(value)
+    # The colon of this prefix is part of the name.
+    prefix = _TORCHVISION if text.startswith(_TORCHVISION) else ""
+    short_name, colon, digits = text.removeprefix(prefix).partition(":")
+    name = prefix + short_name
     # A colon must be followed by digits. Without a colon, `digits` is empty.
-    if not name or (colon and not re.fullmatch("[0-9]{1,10}", digits)):
+    if not short_name or (colon and not re.fullmatch("[0-9]{1,10}", digits)):
         raise ValueError(
             "must be a network, with its batch size as in resnet50:4 or without"
         )

@@ -368,8 +368,8 @@ In recorded tables the form with the least errors is off by up to 15%.
 def _about_one_size(size: str) -> str:
     """Return what to do about the times of one size that are unlike all others."""
     return (
-        f"measure {size} again (with ddlkit into another directory, of which both tables may "
-        "be given), or use a copy of the table without it"
+        f"use a copy of the table without {size}, or measure this size again into a table of "
+        "its own and give both tables to --collectives"
     )
 
 
