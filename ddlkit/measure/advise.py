@@ -932,7 +932,9 @@ def trial(
             continue
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
         left_s = max_s - (time.monotonic() - begun_s)
-        me.say(f"round {repeat + 1}: {iterations}; {_time_left_for_rounds(left_s)}")
+        me.say(
+            f"round {repeat + 1}: {iterations}; {_time_left_for_rounds(repeat + 1, left_s)}"
+        )
         # The table calls a plan a policy.
         rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
         yield {"trials": rows}
@@ -948,11 +950,13 @@ def trial(
             return
 
 
-def _time_left_for_rounds(left_s: float) -> str:
-    """Return in words how much time is left for further rounds of a trial."""
-    if left_s <= 0:
+def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:
+    """Return in words how much time is left for a trial of which ``n_rounds`` are done."""
+    if left_s > 0:
+        return f"about {left_s:.0f} s are left"
+    if n_rounds < LOOKS[0]:
         return f"the time is over, but {LOOKS[0]} rounds are run in any case"
-    return f"about {left_s:.0f} s are left"
+    return "the time is over"
 
 
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:
