@@ -316,6 +316,11 @@ def test_the_manual_has_each_command_and_its_options(
                 text = (str(action.help) % {}).replace("|", "\\|")
                 explained[word] = " ".join(text.split())
         assert described == explained, name
+        headings = [line[2:-4] for line in lines if line.endswith(" | |")]
+        groups = [group.title for group in parser._action_groups[2:]]
+        assert headings == groups, name
+        usage = parser.format_usage().removeprefix("usage: ").strip()
+        assert f"Usage: `{usage}`" in lines, name
         assert f"    {program.commands[name].example}" in lines, name
 
 

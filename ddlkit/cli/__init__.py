@@ -567,15 +567,17 @@ def _usage(called: str, command: Command) -> str:
 def _usage_word(argument: Argument) -> str:
     """Return how an argument stands in the usage, "" for an option that may be left out.
 
-    A positional argument that may be left out stands in brackets.
+    What may be left out stands in brackets, as in "FILE [FILE ...]" for one file or several.
     """
     name = argument.names[0]
     # Without a metavar, argparse also writes the value of an option as its name in capitals.
-    metavar = argument.options.get("metavar") or name.lstrip("-").upper()
+    values = argument.options.get("metavar") or name.lstrip("-").upper()
+    if argument.options.get("nargs") == "+":
+        values = f"{values} [{values} ...]"
     is_positional = not name.startswith("-")
     if is_positional:
-        return f"[{metavar}]" if argument.options.get("nargs") == "?" else metavar
-    return f"{name} {metavar}" if argument.options.get("required") else ""
+        return f"[{values}]" if argument.options.get("nargs") == "?" else values
+    return f"{name} {values}" if argument.options.get("required") else ""
 
 
 def _description(text: str, example: str) -> str:

@@ -76,7 +76,7 @@ if TYPE_CHECKING:
         ),
     ),
     *group(
-        "gradients, from which messages are predicted (one of the two, with --collectives)",
+        "gradients, from which messages are predicted: --profile or --trace, and --collectives",
         arg(
             "--profile",
             type=Path,

@@ -93,7 +93,8 @@ def read_trace(path: Path | str) -> KinetoTrace:
         ) from None
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UserError(f"{source}: cannot be read: {reason}") from error
+        advice = "check its name, and whether you may read it"
+        raise UserError(f"cannot read {source}: {reason}: {advice}") from error
     return trace_of_document(document, source)
 
 

@@ -184,7 +184,9 @@ class Decoder:
             )
         # Each head has an equal part of the width.
         if self.d_model % self.heads:
-            raise UserError(f"{self.heads} heads do not share d_model {self.d_model}")
+            raise UserError(
+                f"d_model {self.d_model}: must be a multiple of the {self.heads} heads"
+            )
         for name, allowed in _ALLOWED_COUNTS.items():
             count = getattr(self, name)
             if count not in allowed:

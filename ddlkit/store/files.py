@@ -36,8 +36,24 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the operating system reports if a disk, or a user's share of a disk, is full."""
 
 
-_ADVICE_BY_VERB = {"read": "check its name, and whether you may read it"}
-"""What to do if the operating system refuses to do something with a path."""
+_ADVICE_FOR_READING = {
+    errno.ENOENT: "check its name",
+    errno.EISDIR: "name a file in it",
+    errno.EACCES: "ask its owner for the permission to read it",
+}
+"""What to do if the operating system refuses to read a path, by the number of its error."""
+
+
+def _advice(verb: str, error: OSError) -> str:
+    """Return what to do about an error of the operating system.
+
+    ``verb`` is what was tried, such as "read" or "write".
+    """
+    if error.errno in FULL:
+        return "free space there, or name another place"
+    if verb == "read":
+        return _ADVICE_FOR_READING.get(error.errno or 0, "check its name")
+    return "name another place"
 
 
 @contextlib.contextmanager
@@ -58,9 +74,7 @@ def _refusing(verb: str, path: Path) -> Iterator[None]:
             # searched. `os.path.isfile` returns False for such a parent.
             if os.path.isfile(parent):
                 reason = f"{parent} is a file, not a directory"
-        advice = _ADVICE_BY_VERB.get(verb, "name another place")
-        if error.errno in FULL:
-            advice = "free space there, or name another place"
+        advice = _advice(verb, error)
         raise UserError(f"cannot {verb} {path}: {reason}: {advice}") from error
 
 
