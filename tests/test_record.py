@@ -42,7 +42,7 @@ def work(
         lambda out, session: points, out, sessions.Origin(machine={"name": "here"})
     )
     session = engine._Session(
-        worker, deadline_s, True, False, lambda: None, strict=strict
+        worker, budget_s, deadline_s, True, False, lambda: None, strict=strict
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
@@ -171,6 +171,28 @@ def test_closing_points_have_time_set_aside_twice_and_the_overtime(
         sessions.MEASURED,
         sessions.NO_TIME,
     }
+
+
+def test_the_budget_that_is_advised_is_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Be it in the error, or in a line of a session that could measure other points."""
+    long = fine("long", 30.0)
+    nothing_else, with_closing = (
+        PointList([long], closing=closing) for closing in ([], [fine("close", 3.0)])
+    )
+    with pytest.raises(UserError, match="nothing could be measured") as refused:
+        work(nothing_else, tmp_path / "alone", 20.0)
+    work(with_closing, tmp_path / "closing", 20.0)
+    printed = capsys.readouterr().err
+    for points, name, text in (
+        (nothing_else, "alone", str(refused.value)),
+        (with_closing, "closing", printed),
+    ):
+        advised = re.search(r"--budget (\d+)s", text)
+        assert advised
+        rows = work(points, tmp_path / name, float(advised[1]))
+        assert {row.outcome for row in rows.values()} == {sessions.MEASURED}
 
 
 def test_after_a_failed_capture_no_more_is_measured(

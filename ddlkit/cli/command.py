@@ -760,11 +760,17 @@ def refuse_impossible_directory(option: str, directory: Path) -> None:
     Raises
     ------
     UserError
-        If the path is a file, or if the operating system refuses.
+        If the path is a file or has the name of one, or if the operating system refuses.
     """
     if directory.exists() and not directory.is_dir():
         raise UserError(
             f"{option} {directory}: is a file, not a directory: name another"
+        )
+    # Whoever gives such a name expects a single file, and would look for it in vain.
+    if not directory.exists() and directory.suffix in (".csv", ".gz", ".json"):
+        raise UserError(
+            f"{option} {directory}: is the name of a file, but a directory is needed, into "
+            f"which several files are written: leave out the ending {directory.suffix}"
         )
     refuse_unwritable(option, directory, directory)
 

@@ -447,7 +447,7 @@ def forecast_of(
         notes.append(
             "this link saves up a burst while it is idle, which a message that was measured "
             "alone finds there, but not every message of an iteration: communication may take "
-            "longer than communication_s, and the plan exact need not be the best (--plan "
+            "longer than communication_s, and the plan exact need not be the best (the plan "
             "search takes the burst into account)"
         )
     # Selected gradients are gathered, so their cost is one of all_gather.

@@ -572,7 +572,7 @@ def _doubts_of_proof(arguments: argparse.Namespace, link: Any) -> list[str]:
     if arguments.in_flight > 1:
         doubts.append(
             "the plan exact is proven best only for messages that are sent one after "
-            f"the other, and not for {arguments.in_flight} in flight"
+            f"the other, and not for {arguments.in_flight} in flight: try --planner search"
         )
     if link.burst_s:
         doubts.append(

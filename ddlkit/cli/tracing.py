@@ -17,7 +17,7 @@ from ddlkit.cli.command import (
     group,
     print_starting,
     ranks_to_start,
-    refuse_unwritable,
+    refuse_impossible_directory,
     require_model_file,
     whole_number,
 )
@@ -120,9 +120,7 @@ def _refuse_few(option: str, number: int, fewest: int, reason: str) -> None:
 
 def _refuse_directory(out: Path) -> None:
     """Raise UserError if traces cannot be written, or would be mixed with other files."""
-    if out.exists() and not out.is_dir():
-        raise UserError(f"--out {out}: is a file: name a directory")
-    refuse_unwritable("--out", out, out)
+    refuse_impossible_directory("--out", out)
     if not out.exists():
         return
     # Earlier traces have these names, and may be replaced.

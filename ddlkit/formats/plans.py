@@ -48,8 +48,11 @@ def read_plan(path: Path | str) -> FusionPlan:
         group = groups[number]
         # Within a group, tensors may be listed from the last to the first or reversed.
         if group not in (expected, expected[::-1]):
-            problem = f"group {number} is {shown(group)}, expected {shown(expected)}"
-            raise UserError(f"{path}: {problem}: every tensor once, the last first")
+            raise UserError(
+                f"{path}: group {number} (counted from 0) is {shown(group)}, but the groups "
+                f"of a plan have every tensor once, from the last to the first, so that "
+                f"{shown(expected)} belongs there: {advice}"
+            )
     return plan
 
 

@@ -368,8 +368,8 @@ In recorded tables the form with the least errors is off by up to 15%.
 def _about_one_size(size: str) -> str:
     """Return what to do about the times of one size that are unlike all others."""
     return (
-        f"use a copy of the table without {size}, or measure this size again into a table of "
-        "its own and give both tables to --collectives"
+        f"in a copy of the table, remove the rows of {size}, or replace them by rows of this "
+        "size that are measured again"
     )
 
 

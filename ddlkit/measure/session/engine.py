@@ -137,6 +137,7 @@ def run_session(
             tables.refuse_other_machines(out, name)
             session = _Session(
                 _Worker(make, out, origin),
+                budget_s=budget_s,
                 deadline_s=deadline_s,
                 isolate=isolate,
                 gpu=gpu,
@@ -230,7 +231,8 @@ class _Session:
 
     A point is a measurement with tables of its own, and its row says what became of it.
     ``worker_here`` has the points in this process. It measures them itself, unless the
-    session is isolated: then a child process gets a copy of this worker. ``rows`` has the
+    session is isolated: then a child process gets a copy of this worker. ``budget_s`` is
+    the time that the session may take, and ``deadline_s`` when it ends. ``rows`` has the
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
     ``pack_if_due`` packs all tables into an archive if the last time was `PACK_PERIOD_S`
@@ -239,6 +241,7 @@ class _Session:
     """
 
     worker_here: _Worker
+    budget_s: float
     deadline_s: float
     isolate: bool
     gpu: bool
@@ -296,7 +299,7 @@ class _Session:
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
                 any_begun = True
-        self._report()
+        self._report(reserved_s)
 
     def _measure_in_time(
         self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float
@@ -313,8 +316,9 @@ class _Session:
             return False
         if row.estimate_s > left_s:
             # Less than nothing is left if an earlier point ran beyond the budget.
-            needed = f"it would take about {row.estimate_s:.0f} s"
-            reason = f"{needed}, but only {max(0.0, left_s):.0f} s were left"
+            # Rounded apart, so that the time needed is not printed as the time left.
+            needed = f"it would take about {math.ceil(row.estimate_s)} s"
+            reason = f"{needed}, but only {max(0, math.floor(left_s))} s were left"
             # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
@@ -426,8 +430,10 @@ class _Session:
             number = self.worker_here.session_number
             save(out / f"vitals-s{number}.csv.gz", sampled, "vitals")
 
-    def _report(self) -> None:
+    def _report(self, reserved_s: float) -> None:
         """Print how many points are done, and which are missing with their outcomes.
+
+        ``reserved_s`` is the part of the budget that is kept free for the closing points.
 
         Raises
         ------
@@ -443,21 +449,38 @@ class _Session:
         say(f"{n_with_tables} of {_counted(len(self.rows))} done")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
-            if outcome == sessions.NO_TIME:
-                # One point is enough to show how much time was lacking.
-                reason = self.rows[keys[0]].reason
-                say(f"{keys[0]}: {reason}: run the same command again to continue")
+        remedy = self._how_to_continue(reserved_s)
         if self.rows and not n_with_tables:
             # The first point stands for all.
             row = next(iter(self.rows.values()))
-            advice = ""
-            if row.outcome == sessions.NO_TIME:
-                advice = ": give more time with --budget"
+            advice = f": {remedy}" if row.outcome == sessions.NO_TIME else ""
             raise UserError(
                 f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
+        if remedy:
+            # One point is enough to show how much time was lacking.
+            key = by_outcome[sessions.NO_TIME][0]
+            say(f"{key}: {self.rows[key].reason}: {remedy}")
         if self.strict:
             self._refuse_failures()
+
+    def _how_to_continue(self, reserved_s: float) -> str:
+        """Return how to measure the points for which no time was left, "" if there are none.
+
+        ``reserved_s`` is the part of the budget that is kept free for the closing points.
+        """
+        estimates_s = [
+            row.estimate_s
+            for row in self.rows.values()
+            if row.outcome == sessions.NO_TIME
+        ]
+        if not estimates_s:
+            return ""
+        # The same budget again is of no use for a point that is longer than the budget.
+        enough_s = math.ceil(RESERVE * max(estimates_s) + reserved_s)
+        if self.budget_s < enough_s:
+            return f"run the same command again with --budget {enough_s}s or more"
+        return "run the same command again to continue"
 
     def _refuse_failures(self) -> None:
         """Raise UserError if a point was not measured in full, although it could have been.
