@@ -1202,15 +1202,16 @@ def _print_labs() -> None:
     rows = network.status()
     for row in rows:
         # A lab is dead if a process that it needs has ended.
-        state = "up" if row["alive"] else "dead: run ddlkit lab clean"
+        state = "up" if row["alive"] else "dead"
+        remedy = "" if row["alive"] else ": run ddlkit lab clean"
         # The number of ranks is 0 if the file that describes the lab is damaged.
         ranks = "an unknown number of ranks"
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
         owner = row["owner"]
         if owner == "persistent":
-            owner = "kept until ddlkit lab down"
-        print(f"{row['label']}: {ranks} over {row['link']}, {owner}, {state}")
+            owner = "until ddlkit lab down"
+        print(f"{row['label']}: {state}: {ranks} over {row['link']}, {owner}{remedy}")
     if not rows:
         print("no labs are up")
 
