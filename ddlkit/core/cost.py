@@ -75,10 +75,8 @@ class Form(ABC):
         for name, annotation in parameters(type(self)).items():
             value = getattr(self, name)
             if annotation == "float":
-                # True and False are integers to Python, and not numbers to us.
-                is_number = isinstance(value, (int, float, np.number))
-                is_number = is_number and not isinstance(value, bool)
-                valid = is_number and abs(value) <= MOST
+                # NaN fails every comparison, and is refused, too.
+                valid = _is_number(value) and abs(value) <= MOST
             else:
                 # A read-only copy takes the place of the vector. A frozen dataclass lets
                 # its fields be set only in this way.
@@ -132,6 +130,15 @@ Options and tables count ranks. Descriptions of earlier versions have the name o
 _FIELDS = {key: name for name, key in KEYS.items()}
 
 F = TypeVar("F", bound=Form)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value, which may come from a file, is a single number.
+
+    True and False are no numbers here, although Python counts them as integers.
+    """
+    is_number = isinstance(value, (int, float, np.number))
+    return is_number and not isinstance(value, bool)
 
 
 def described_fields(kind: type[Form]) -> tuple[str, ...]:
@@ -205,23 +212,46 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     if not isinstance(form, str) or form not in forms:
         raise unknown_form(form, forms)
     kind = forms[form]
+    values = _values_by_field(kind, description)
+    _refuse_wrong_fields(kind, names=set(values))
+    try:
+        return kind(**values)
+    except (TypeError, ValueError, OverflowError) as error:
+        # A file can have a value of any type for a parameter, such as a text or a list
+        # of lists, of which no array can be made.
+        raise UserError(f"{kind.form} cost: {error}") from error
+
+
+def _values_by_field(
+    kind: type[Form], description: Mapping[Any, Any]
+) -> dict[str, Any]:
+    """Return the values that a description of a form states, by the name of the field.
+
+    The entries "form" and "fit" are no fields. Raises UserError if the description states
+    a field twice: under its name and under its key in `KEYS`.
+    """
     values: dict[str, Any] = {}
     for key, value in description.items():
-        if key not in ("form", "fit"):
-            # Some fields have another name in a description, as `KEYS` says.
-            name = _FIELDS.get(str(key), str(key))
-            if name in values:
-                raise UserError(
-                    f"a cost of the form {kind.form} states {key} twice, under the present "
-                    "and an earlier name: leave one out"
-                )
-            values[name] = value
-    names = set(values)
-    # Entries besides the parameters, such as the number of workers, may be left out.
-    allowed = set(described_fields(kind))
-    required = set(parameters(kind))
-    unknown = names - allowed
-    missing = required - names
+        if key in ("form", "fit"):
+            continue
+        name = _FIELDS.get(str(key), str(key))
+        if name in values:
+            raise UserError(
+                f"a cost of the form {kind.form} states {key} twice, under the present "
+                "and an earlier name: leave one out"
+            )
+        values[name] = value
+    return values
+
+
+def _refuse_wrong_fields(kind: type[Form], names: set[str]) -> None:
+    """Raise UserError unless fields of these names suffice to make a cost of a form.
+
+    Parameters must be there. All other fields, such as the number of workers, may be left
+    out.
+    """
+    missing = set(parameters(kind)) - names
+    unknown = names - set(described_fields(kind))
     problems = []
     if missing:
         problems.append(f"lacks {', '.join(sorted(missing))}")
@@ -232,12 +262,6 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
             f"a cost of the form {kind.form} {' and '.join(problems)}: write it anew by "
             "ddlkit fit --json"
         )
-    try:
-        return kind(**values)
-    except (TypeError, ValueError, OverflowError) as error:
-        # A file can have a value of any type for a parameter, such as a text or a list
-        # of lists, of which no array can be made.
-        raise UserError(f"{kind.form} cost: {error}") from error
 
 
 # -- costs of messages -------------------------------------------------------------
@@ -454,13 +478,14 @@ class MessageCost(Form):
         assert isinstance(self, AlphaBeta)  # for the type checker
         self.check(min(workers, self.workers) >= 2, "a ring has at least 2 workers")
         ring = find_collective(self.collective)
+        # The start-up time is the time of all steps, each of which takes the same time.
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
-        # A ring cuts a message into pieces, and each link carries some number of pieces.
-        # The time of a byte is proportional to the pieces that a link carries, and to the
-        # size of a piece, which is one over the pieces of a message.
-        pieces_sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
-        beta = self.beta_s_per_byte * pieces_sent_ratio
-        beta = beta * ring.pieces(self.workers) / ring.pieces(workers)
+        # The time of a byte is proportional to the share of the message that each link
+        # carries. A ring cuts the message into pieces of equal size, so this share is the
+        # number of pieces that the link carries over the number of pieces of the message.
+        sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
+        beta_by_pieces_sent = self.beta_s_per_byte * sent_ratio
+        beta = beta_by_pieces_sent * ring.pieces(self.workers) / ring.pieces(workers)
         return replace(
             self,
             alpha_s=self.alpha_s * steps_ratio,
@@ -810,15 +835,6 @@ class HeldOut(Form):
         -------
         tuple of MessageCost, length count
             The draws, which differ from ``cost`` more and more.
-
-        Notes
-        -----
-        Errors are taken to follow an exponential distribution, whose mean is estimated
-        from n = ERRORS_IN_MEAN errors. The estimate is uncertain, so the ratio of a new
-        error to the estimated mean has a heavier tail than an exponential distribution.
-        Its predictive distribution is a Lomax distribution:
-
-            P(ratio > x) = (1 + x / n) ** -n.
         """
         # Draws 0 and 1 share the first probability, one too fast and one too slow, draws
         # 2 and 3 the second one, and so on. With k pairs, the probabilities are the
@@ -827,11 +843,7 @@ class HeldOut(Form):
         # The last pair lacks a draw if the count is odd. Without any draw there is no pair,
         # and no division by it.
         pairs = max((count + 1) // 2, 1)
-        probabilities = (draw // 2 + 0.5) / pairs
-        # The ratio x below which an error stays with each probability p. From 1 - p =
-        # (1 + x / n) ** -n follows x = n ((1 - p) ** (-1 / n) - 1). The functions expm1
-        # and log1p keep the digits of small ratios.
-        ratios = ERRORS_IN_MEAN * np.expm1(-np.log1p(-probabilities) / ERRORS_IN_MEAN)
+        ratios = _error_ratios((draw // 2 + 0.5) / pairs)
         # Even draws are too fast, and odd draws are too slow.
         signed_ratios = np.where(draw % 2 == 1, ratios, -ratios)
         return tuple(
@@ -846,6 +858,33 @@ class HeldOut(Form):
             )
             for ratio in signed_ratios
         )
+
+
+def _error_ratios(probabilities: Floats) -> Floats:
+    """Return the quantiles of the ratio of a new error to the mean of known errors.
+
+    Parameters
+    ----------
+    probabilities : ndarray, shape (k,)
+        Probabilities from 0 on and below 1.
+
+    Returns
+    -------
+    ndarray, shape (k,)
+        The ratios below which a new error stays with these probabilities.
+
+    Notes
+    -----
+    Errors are taken to follow an exponential distribution, whose mean is estimated from
+    n = ERRORS_IN_MEAN errors. The estimate is uncertain, so the ratio of a new error to
+    the estimated mean has a heavier tail than an exponential distribution. Its predictive
+    distribution is a Lomax distribution:
+
+        P(ratio > x) = (1 + x / n) ** -n.
+    """
+    # From 1 - p = (1 + x / n) ** -n follows x = n ((1 - p) ** (-1 / n) - 1). The functions
+    # expm1 and log1p keep the digits of small ratios.
+    return ERRORS_IN_MEAN * np.expm1(-np.log1p(-probabilities) / ERRORS_IN_MEAN)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ddlkit.core import units
 from ddlkit.core.cost import (
@@ -35,7 +35,7 @@ from ddlkit.core.cost import (
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.pieces import METHODS, VARIANTS, Fitter
 from ddlkit.core.sparse import SelectionCost
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Ints
 
 C = TypeVar("C", MessageCost, SelectionCost)
 
@@ -426,6 +426,7 @@ def fit(
     held_out = None
     drawn_costs: tuple[Any, ...] = ()
     if draws and _draws_need_held_out_errors(kind, sizes):
+        # The choice of a form has computed these errors already.
         if errors is None:
             errors = held_out_errors(form, sizes, seconds)
         held_out = _error_model(form, sizes, seconds, errors)
@@ -436,10 +437,6 @@ def fit(
         resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
         drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
 
-    # Where no size could be held out, there is no error of which to take the median.
-    held_out_error = None
-    if errors is not None and errors.sizes.size:
-        held_out_error = errors.median
     return Fit(
         cost=cost,
         draws=drawn_costs,
@@ -447,9 +444,19 @@ def fit(
         seconds=seconds,
         form=form,
         held_out=held_out,
-        held_out_error=held_out_error,
+        held_out_error=_median_error(errors),
         why=why,
     )
+
+
+def _median_error(errors: HeldOutErrors | None) -> float | None:
+    """Return the median absolute relative error at held-out sizes.
+
+    The result is None if no errors were computed, or if no size could be held out.
+    """
+    if errors is None or not errors.sizes.size:
+        return None
+    return errors.median
 
 
 def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:
@@ -509,10 +516,8 @@ def _method(form: str) -> _Method:
     if form in REPLACED:
         raise unknown_form(form, known_forms)
     name, colon, variant = form.partition(":")
-    # The error for a variant of a form without variants, and for an empty variant
-    # ("name:").
     variant_refused = UserError(f"cost form {form!r}: write {name} alone")
-    # "auto" itself is replaced by the chosen form before this function is called.
+    # "auto" has no variants. Without a colon, `fit` has replaced it by the chosen form.
     if name == AUTO and colon:
         raise variant_refused
     kinds = {kind.form: kind for kind in METHODS}
@@ -520,11 +525,13 @@ def _method(form: str) -> _Method:
         raise unknown_form(name, known_forms)
     kind = kinds[name]
     fitter, least_sizes = METHODS[kind]
-    if colon:
-        if kind not in VARIANTS or not variant:
-            raise variant_refused
-        fitter = VARIANTS[kind](variant)
-    return _Method(kind, fitter, least_sizes)
+    if not colon:
+        return _Method(kind, fitter, least_sizes)
+    # Some forms have no variants, and the variant must not be empty, as in "piecewise:".
+    if kind not in VARIANTS or not variant:
+        raise variant_refused
+    fitter_of_variant = VARIANTS[kind](variant)
+    return _Method(kind, fitter_of_variant, least_sizes)
 
 
 def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
@@ -544,17 +551,26 @@ def _checked(sizes: ArrayLike, seconds: ArrayLike) -> tuple[Floats, Floats]:
             f"{sizes.size} sizes: a fit takes at most {MOST_ROWS} rows of {MOST_SIZES} "
             "sizes: leave some out"
         )
-    for name, column in (("size", sizes), ("time", seconds)):
-        # The comparison is negated, because NaN fails every comparison and must be
-        # wrong.
-        wrong = np.flatnonzero(~((column >= units.LEAST) & (column <= units.MOST)))
-        if wrong.size:
-            raise UserError(
-                f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: must be finite and "
-                f"above zero, from {units.LEAST:g} to {units.MOST:g}"
-            )
+    _refuse_out_of_range(sizes, "size")
+    _refuse_out_of_range(seconds, "time")
     order = np.argsort(sizes, kind="stable")
     return sizes[order], seconds[order]
+
+
+def _refuse_out_of_range(column: Floats, name: str) -> None:
+    """Raise UserError, which names the first wrong row, if a value is not above zero.
+
+    Values that are too small or too large to be a size or a time are wrong, too, and so is
+    NaN. ``name`` says what the values are: "size" or "time".
+    """
+    # NaN fails both comparisons.
+    is_valid = (column >= units.LEAST) & (column <= units.MOST)
+    wrong = np.flatnonzero(~is_valid)
+    if wrong.size:
+        raise UserError(
+            f"row {wrong[0]}: {name} is {column[wrong[0]]:g}: must be finite and "
+            f"above zero, from {units.LEAST:g} to {units.MOST:g}"
+        )
 
 
 def _bootstrap(
@@ -581,32 +597,49 @@ def _bootstrap(
     dict
         The parameters by name.
     """
-    # The seed is fixed, so that the same rows always have the same draws.
-    rng = np.random.default_rng(0)
-    # The rows of each distinct size: the first of them, and how many there are.
-    distinct, first_rows, counts = np.unique(
-        sizes, return_index=True, return_counts=True
-    )
-    # For each row: the first row of its size, and the number of rows of its size. The
-    # rows of one size are consecutive, because sizes are sorted. So a row of a sample is
-    # this first row plus a random number below the number of rows.
-    first_of_row = np.repeat(first_rows, counts)
-    count_of_row = np.repeat(counts, counts)
-    samples = [first_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
+    samples = _bootstrap_samples(sizes, draws)
     if kind not in (Table, Chords):
         for rows in samples:
             yield fitter(sizes, seconds[rows])
         return
 
-    # The parameters of these two forms are the median times of each size. It is many times
-    # faster to compute them for all samples at once. The sampled times have the shape
-    # (draws, rows), and are split into one group of columns for each size.
+    # The parameters of these two forms are the distinct sizes and their median times. It
+    # is many times faster to compute the medians of all samples at once.
+    distinct, first_rows = np.unique(sizes, return_index=True)
+    # One row for each sample. The columns of a size begin at its first measured row.
     sampled_s = seconds[np.stack(samples)]
-    groups = np.split(sampled_s, first_rows[1:], axis=1)
-    medians_by_size = [np.median(group, axis=1) for group in groups]
+    times_by_size = np.split(sampled_s, first_rows[1:], axis=1)
+    medians_by_size = [np.median(times_s, axis=1) for times_s in times_by_size]
     # Back to one row for each sample, with a column for each size.
     for medians_of_sample_s in np.column_stack(medians_by_size):
         yield {"bytes": distinct, "seconds": medians_of_sample_s}
+
+
+def _bootstrap_samples(sizes: Floats, draws: int) -> list[Ints]:
+    """Return bootstrap samples of measured rows, as indices of rows.
+
+    Parameters
+    ----------
+    sizes : ndarray, shape (n,)
+        The size of each row, sorted.
+    draws : int
+        The number of samples.
+
+    Returns
+    -------
+    list of ndarray of int, length draws
+        Each sample has n rows. Row i of a sample has the same size as the measured row i,
+        and is drawn with replacement from the measured rows of this size.
+    """
+    # The seed is fixed, so that the same rows always have the same draws.
+    rng = np.random.default_rng(0)
+    _, first_rows, counts = np.unique(sizes, return_index=True, return_counts=True)
+    # For each row: the first row of its size, and the number of rows of its size. The
+    # rows of one size are consecutive, because sizes are sorted. So a row of a sample is
+    # this first row plus a random number below the number of rows.
+    first_of_row = np.repeat(first_rows, counts)
+    count_of_row = np.repeat(counts, counts)
+    return [first_of_row + rng.integers(0, count_of_row) for _ in range(draws)]
 
 
 # -- errors at held-out sizes ------------------------------------------------------
@@ -764,12 +797,21 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     # Differences up to NEGLIGIBLE are due to rounding.
     limit = AS_GOOD * min(compared.values()) + NEGLIGIBLE
     chosen = next(form for form, error in compared.items() if error <= limit)
+    return chosen, _why_chosen(chosen, medians, compared)
 
+
+def _why_chosen(
+    chosen: str, medians: Mapping[str, float], compared: Mapping[str, float]
+) -> str:
+    """Return why `chosen_because` has chosen a form, in one line.
+
+    ``medians`` has the median error of each form, and ``compared`` the error by which it
+    was compared, which is a quarter of the median for the forms THROUGH_ALL.
+    """
     stated = [f"{form} {_percent(median)}" for form, median in medians.items()]
     why = f"median errors at sizes left out of the fit: {', '.join(stated)}."
     through_all = [form for form in THROUGH_ALL if form in compared]
     if through_all:
-        # DISCOUNT_THROUGH_ALL is a quarter.
         quarters = [_percent(compared[form]) for form in through_all]
         why += (
             f" {' and '.join(through_all)}, which pass through every size, are compared by a "
@@ -780,7 +822,7 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
         f" {chosen} is the simplest form whose compared error is at most {AS_GOOD:g} times "
         "the least, or differs from it by rounding"
     )
-    return chosen, why
+    return why
 
 
 def _percent(error: float) -> str:
@@ -852,32 +894,20 @@ def _error_model(
     # the errors of the m single rows of held-out sizes are needed here.
     is_held_out = np.isin(sizes, errors.sizes)
     row_sizes = sizes[is_held_out]
-    # Every row has a held-out size. So nothing is interpolated here: `np.interp` only
-    # looks up the prediction for the size of each row.
-    predicted_s = np.interp(row_sizes, errors.sizes, errors.predicted_s)
+    # The index of the size of each row among the held-out sizes, which increase.
+    size_index = np.searchsorted(errors.sizes, row_sizes)
+    predicted_s = errors.predicted_s[size_index]
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
     # If there are too few sizes to test the form beyond its sizes, the error is assumed
     # to grow by the largest known error for each factor of two beyond them. Growth is
     # stated for each factor of e, hence the division.
     growth_if_too_few = float(row_errors.max()) / math.log(2)
-    # At either end, the form is fitted to rows whose sizes differ from the end by the factor
-    # FAR or more, and predicts the rows at the end.
     growth_below = _growth_beyond(
-        form,
-        sizes,
-        seconds,
-        end=sizes[0],
-        is_far=sizes >= FAR * sizes[0],
-        if_too_few=growth_if_too_few,
+        form, sizes, seconds, end=sizes[0], if_too_few=growth_if_too_few
     )
     growth_above = _growth_beyond(
-        form,
-        sizes,
-        seconds,
-        end=sizes[-1],
-        is_far=sizes <= sizes[-1] / FAR,
-        if_too_few=growth_if_too_few,
+        form, sizes, seconds, end=sizes[-1], if_too_few=growth_if_too_few
     )
 
     # Errors of forms that pass through every size grow with the gap between the two
@@ -911,12 +941,7 @@ def _gap_without(sizes: Floats, distinct: Floats) -> Floats:
 
 
 def _growth_beyond(
-    form: str,
-    sizes: Floats,
-    seconds: Floats,
-    end: float,
-    is_far: NDArray[np.bool_],
-    if_too_few: float,
+    form: str, sizes: Floats, seconds: Floats, end: float, if_too_few: float
 ) -> float:
     """Return by how much the error grows for each factor of e beyond the fitted sizes.
 
@@ -933,8 +958,6 @@ def _growth_beyond(
         All rows, sorted by size.
     end : float
         The first or the last size.
-    is_far : ndarray of bool, shape (n,)
-        Whether the size of a row differs from ``end`` by a factor of FAR or more.
     if_too_few : float
         The growth to return if the far rows are too few to fit the form.
 
@@ -943,6 +966,8 @@ def _growth_beyond(
     float
         The growth of the error.
     """
+    # A size is far from the end if both differ by the factor FAR or more.
+    is_far = (sizes >= FAR * end) | (sizes <= end / FAR)
     try:
         cost = fit(form, sizes[is_far], seconds[is_far], draws=0).cost
     except UserError:

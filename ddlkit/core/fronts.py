@@ -259,18 +259,18 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
             step=step,
         )
         # Without a plan that may be better than the best one so far, there are no ends.
-        if ends and step.side == SUFFIXES:
-            # The plan was found from the last tensor to the first.
-            ends = _mirrored_ends(ends)
         if ends:
+            # A plan of the mirrored problem has its tensors numbered from the last one.
+            if step.side == SUFFIXES:
+                ends = _mirrored_ends(ends)
             end_s = groups.end_s(ends)
             if end_s < best_s:
                 best_ends = ends
                 best_s = end_s
         if step.is_lower_bound:
             bounds[step.side] = fronts
-            # The corner of a front has the smallest value of each coordinate. No complete
-            # plan arrives before the corner of the front of all tensors.
+            # The front of all n tensors is a lower bound of complete plans. So no complete
+            # plan arrives before the corner, the smallest value of each coordinate.
             _, arrived_s = fronts[n].corner
             least_s = max(least_s, arrived_s)
         # The lower bound and the best plan meet, up to rounding.
@@ -333,6 +333,22 @@ def _mirrored_ends(ends: tuple[int, ...]) -> tuple[int, ...]:
     # behind k tensors has n - k tensors before it from the other end.
     cuts = [n - end for end in reversed(ends[:-1])]
     return (*cuts, n)
+
+
+class _Candidates(NamedTuple):
+    """The points to which one more group leads, before any of them is dropped.
+
+    Attributes
+    ----------
+    selected_s, arrived_s : ndarray, shape (m,)
+        The coordinates of each point, as in `Front`, in no order.
+    previous : ndarray of int, shape (m,)
+        The state (of `_States`) to which the group was added.
+    """
+
+    selected_s: Floats
+    arrived_s: Floats
+    previous: Ints
 
 
 class _States:
@@ -404,6 +420,28 @@ class _States:
         positions = np.arange(points.sum(), dtype=np.int64)
         return positions + shift.repeat(points)
 
+    def with_one_more_group(
+        self, groups: Groups, last: int, firsts: Ints
+    ) -> _Candidates:
+        """Return the points of plans that end with one of the given groups.
+
+        The groups end with tensor ``last``, and begin with one of the tensors ``firsts``. A
+        group can follow each state of the prefix that ends before its first tensor, and
+        leads to one point from each of these states.
+        """
+        # The prefix before the first tensor has as many tensors as this tensor's number.
+        previous = self.indices(firsts)
+        # The times of the group that is added to each of these states.
+        ready_s, selecting_s, sending_s = (
+            times_s[last, firsts].repeat(self.points[firsts]) for times_s in groups
+        )
+        # Selections delay when the group is ready. Its message also waits for the last
+        # message of the state.
+        selected_s = self.selected_s[previous] + selecting_s
+        arrived_s = np.maximum(self.arrived_s[previous], ready_s + selected_s)
+        arrived_s += sending_s
+        return _Candidates(selected_s, arrived_s, previous)
+
     def plan(self) -> tuple[int, ...]:
         """Return the ends of the groups that lead to the state that was added last."""
         state = self.count - 1
@@ -454,18 +492,11 @@ def _fronts(
     states = _States(n, step.most)
     for last in range(n):
         # Branch: the last group ends with tensor `last`, and begins at one of the tensors
-        # `firsts`. It follows one of the states of the prefix before it. Each of these
-        # states leads to a point.
+        # `firsts`.
         firsts = useful[last].nonzero()[0]
-        before = states.indices(firsts)
-        # The times of the last group, for each of these states.
-        ready_s, selecting_s, sending_s = (
-            times_s[last, firsts].repeat(states.points[firsts]) for times_s in groups
+        selected_s, arrived_s, previous = states.with_one_more_group(
+            groups, last, firsts
         )
-        selected_s = states.selected_s[before] + selecting_s
-        arrived_s = np.maximum(states.arrived_s[before], ready_s + selected_s)
-        arrived_s += sending_s
-
         # Bound: drop points that are dominated, and points from which no iteration can
         # end by the limit, up to rounding. `kept` has indices of points.
         kept = undominated(selected_s, arrived_s)
@@ -481,7 +512,7 @@ def _fronts(
             front, representatives = _thinned(front, ends_s[in_time], step)
             kept = kept[representatives]
         fronts.append(front)
-        states.add(last + 1, front, before[kept])
+        states.add(last + 1, front, previous[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
     # The last state that was added is the last point of the front of all tensors. It has
@@ -629,6 +660,7 @@ def _useful(
     # selected. Slices keep the shape (n, 1), which is broadcast over the columns.
     after_sent_s = corners_after[:, :1]
     after_arrived_s = corners_after[:, 1:]
+    # The point (a, b) of the prefix that ends with the group.
     selected_s = before_selected_s + groups.selecting_s
     start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
@@ -636,8 +668,8 @@ def _useful(
     # message arrives at minus infinity. Their sum is not a number, which compares as
     # False, so that such a group counts as not useful.
     with np.errstate(invalid="ignore"):
-        # This is max(b + p, a + q) of the module's docstring, with the point (a, b) of
-        # the prefix that ends with the group, and the corner (p, q) of the suffix.
+        # This is max(b + p, a + q), the end of the iteration by the module's docstring,
+        # with the point (a, b) of the prefix and the corner (p, q) of the suffix.
         ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
     # The margin ROUNDING keeps a group whose end equals the limit but for rounding. Where
     # the first tensor comes after the last one, there is no group, and `np.tril` is False.

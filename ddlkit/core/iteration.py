@@ -291,13 +291,24 @@ class Iteration:
         else:
             # Messages share the link or the processor with one another, or the device with
             # compute. `play` says how long they take then.
-            parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
-            software_s = np.stack([parts.software_s for parts in parts_of_draw])
-            wire_s = np.stack([parts.wire_s for parts in parts_of_draw])
+            parts = self._drawn_parts(link, costs)
             # The factor of a message applies to both of its parts.
-            drawn_parts = Parts(software_s * message_factors, wire_s * message_factors)
+            drawn_parts = Parts(
+                parts.software_s * message_factors, parts.wire_s * message_factors
+            )
             _, ends_s = link.play(ready_s, drawn_parts)
         return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
+
+    def _drawn_parts(self, link: Link, costs: Sequence[MessageCost]) -> Parts:
+        """Return the processor time and the link time of each message by each of B costs.
+
+        Both are in seconds, and have the shape (B, G).
+        """
+        parts_of_draw = [link.parts(cost, self.group_bytes) for cost in costs]
+        return Parts(
+            software_s=np.stack([parts.software_s for parts in parts_of_draw]),
+            wire_s=np.stack([parts.wire_s for parts in parts_of_draw]),
+        )
 
     def timeline(self) -> Timeline:
         """Return the iteration as spans of forward, backward, messages and update.
@@ -426,15 +437,12 @@ class Iteration:
     def _backward_spans(self) -> Iterator[_Span]:
         """Yield the span of the backward of each tensor, in ready order."""
         workload = self.workload
-        backward_ends_s = self.tensor_ready_s
-        if self.link.slows:
-            # Messages that slow compute down delay the end of each backward.
-            starts_s, ends_s = self.played_s
-            backward_ends_s = self.link.computed_s(backward_ends_s, starts_s, ends_s)
         # ``members`` has the gradients of each group. Spans need the group of each gradient.
         group_of_gradient = np.empty(workload.n, int)
         for group, gradients in enumerate(self.plan.members):
             group_of_gradient[gradients] = group
+        backward_ends_s = self._backward_ends_s()
+        # The first backward follows forward.
         start_s = workload.forward_s
         for i, group in enumerate(group_of_gradient.tolist()):
             end_s = float(backward_ends_s[i])
@@ -449,6 +457,17 @@ class Iteration:
             )
             # The next backward starts when this one ends.
             start_s = end_s
+
+    def _backward_ends_s(self) -> Floats:
+        """Return when the backward of each tensor ends, and its copy, shape (n,).
+
+        The times are in seconds from the start of forward.
+        """
+        if not self.link.slows:
+            return self.tensor_ready_s
+        # Messages that slow compute down delay the end of each backward.
+        starts_s, ends_s = self.played_s
+        return self.link.computed_s(self.tensor_ready_s, starts_s, ends_s)
 
     def _message_spans(self) -> Iterator[_Span]:
         """Yield the span of each message, in the order of sending."""

@@ -141,25 +141,39 @@ def read_link(link: str) -> LinkConditions:
     rate, _, _ = conditions.partition("-")
     rate_bits_per_s = parse_bits_per_s(rate)
     if kind == "lab":
-        # The kernel limits the rate of a "lab:" link with a token bucket, called tbf.
-        burst_bits = 8 * burst_bytes(rate_bits_per_s)
-        burst_s = burst_bits / rate_bits_per_s
-        return LinkConditions(
-            engine="tbf",
-            rate_bits_per_s=rate_bits_per_s,
-            # The name of such a link states no delay.
-            delay_s=0.0,
-            burst_s=burst_s,
-            framing_bytes=TBF_FRAMING_BYTES,
-        )
-    # A condition that the name leaves out has its default.
+        return _tbf_conditions(rate_bits_per_s)
+    return _emulated_conditions(link, rate_bits_per_s)
+
+
+def _tbf_conditions(rate_bits_per_s: float) -> LinkConditions:
+    """Return the conditions of a "lab:" link, whose rate the kernel limits.
+
+    The kernel uses a token bucket, called tbf. The name of such a link states no delay, and
+    the burst follows from the rate.
+    """
+    burst_bits = 8 * burst_bytes(rate_bits_per_s)
+    return LinkConditions(
+        engine="tbf",
+        rate_bits_per_s=rate_bits_per_s,
+        delay_s=0.0,
+        burst_s=burst_bits / rate_bits_per_s,
+        framing_bytes=TBF_FRAMING_BYTES,
+    )
+
+
+def _emulated_conditions(link: str, rate_bits_per_s: float) -> LinkConditions:
+    """Return the conditions of an "emulated:" link, whose rate a process of ddlkit limits.
+
+    ``link`` is its name. A condition that the name leaves out has its default. Raises
+    UserError if a condition in the name cannot be read.
+    """
     framing = _condition(link, "framing", default=str(FRAMING_BYTES))
     if not framing.isdecimal():
         raise UserError(
             f"link {link!r}: the framing {framing!r} is not a whole number of bytes"
         )
     return LinkConditions(
-        engine=kind,
+        engine="emulated",
         rate_bits_per_s=rate_bits_per_s,
         delay_s=parse_seconds(_condition(link, "delay", default="0s")),
         burst_s=parse_seconds(_condition(link, "burst", default="0s")),

@@ -17,6 +17,7 @@ Sizes in bytes are those of collectives, as `ddlkit.core.collective` defines the
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -127,11 +128,20 @@ class Link:
         -------
         Parts
             Seconds by message, such that a row of equal messages takes their cost.
+        """
+        if self.burst_s:
+            return self._overlapping_parts(cost, n_bytes)
+        # Without a burst the start-up is software, and the rest of the cost is link time.
+        cost_s = np.asarray(cost(n_bytes))
+        # A measured time can be below the start-up. The whole time is software then.
+        software_s = np.minimum(_startup_s(cost), cost_s)
+        return Parts(software_s, cost_s - software_s)
+
+    def _overlapping_parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
+        """Return the parts of messages on a link with a burst, as `parts` does.
 
         Notes
         -----
-        Without a burst the start-up is software, and the rest of the cost is link time.
-
         With a burst the software of a message overlaps with its bytes, so that a row of
         equal messages is as fast as the slower of the two. Which of them is slower
         depends on the size. The limit between them is the size whose bytes occupy the
@@ -142,13 +152,7 @@ class Link:
         from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
-        # A fitted line can have a negative start-up, which counts as none.
-        startup_s = max(0.0, cost.startup_s())
-        if not self.burst_s:
-            # A measured time can be below the start-up. The whole time is software then.
-            software_s = np.minimum(startup_s, cost_s)
-            return Parts(software_s, cost_s - software_s)
-
+        startup_s = _startup_s(cost)
         # The link time by the rate alone. It decides on which side of the limit of the
         # notes a message is.
         by_rate_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
@@ -213,6 +217,14 @@ class Link:
         # would not end.
         if not all(np.isfinite(values).all() for values in inputs):
             raise UserError("messages on a link: every time must be finite")
+        return self._simulated(inputs)
+
+    def _simulated(self, inputs: Sequence[Floats]) -> tuple[Floats, Floats]:
+        """Return when each message starts and ends, by a simulation of each scenario.
+
+        ``inputs`` has the times and slowdowns of every message, each of shape (..., G), in
+        the order in which `_Simulation` takes them. The results have this shape, too.
+        """
         starts_s = np.empty(inputs[0].shape)
         ends_s = np.empty(inputs[0].shape)
         # The last axis is the one of messages. All axes before it are scenarios.
@@ -252,6 +264,14 @@ class Link:
         # is missing then is done at the pace of this knot.
         knot = np.searchsorted(done_s, work_s, side="right") - 1
         return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
+
+
+def _startup_s(cost: MessageCost) -> float:
+    """Return the start-up time of a cost in seconds.
+
+    A fitted line can have a negative start-up, which counts as none.
+    """
+    return max(0.0, cost.startup_s())
 
 
 class _Demand(NamedTuple):
@@ -332,6 +352,10 @@ class _Simulation:
         # The link time and the processor time that each message under way still needs.
         self.wire_left_s: dict[int, float] = {}
         self.software_left_s: dict[int, float] = {}
+        # Whether any message slows compute down, and whether compute slows any message down.
+        # If not, the loop over events skips the search for such messages.
+        self.any_slows_compute = any(slowdown)
+        self.any_is_slowed = any(message_slowdown)
 
     def run(self) -> tuple[list[float], list[float]]:
         """Return when each message starts and ends, in seconds."""
@@ -377,23 +401,20 @@ class _Simulation:
 
     def _advance(self) -> None:
         """Advance the clock, the compute and the messages to the next event."""
-        under_way = [*self.wire_left_s]
-        # Of several messages under way the largest slowdown counts.
-        compute_factor = 1.0 + max((self.slowdown[k] for k in under_way), default=0.0)
-        still_computing = self.computed_s < self.all_computed_s
-        compute_slows_messages = any(self.message_slowdown[k] for k in under_way)
-        slowed_by_compute = still_computing and compute_slows_messages
-
-        # The time until each kind of event, if nothing else happens before. It is
-        # infinite if there is no such event. There are three kinds: a message has moved
-        # its bytes or done its software, the next message is ready, and compute ends.
-        # The end of compute is an event only if messages advance faster afterwards.
+        compute_factor = self._compute_factor()
+        slowed_by_compute = self._slowed_by_compute()
+        # Next, the time until each kind of event, if nothing else happens before. It is
+        # infinite if there is no such event. The first kind: a message has moved its
+        # bytes, or has done its software.
         demands = self._demands(slowed_by_compute)
         until_done_s = [demand.until_done_s for demand in demands]
+        # The second kind: the next message is ready.
         until_ready_s = math.inf
         if self._has_room():
             compute_left_s = self.ready_s[self.admitted] - self.computed_s
             until_ready_s = compute_left_s * compute_factor
+        # The third kind: compute ends. This is an event only if messages advance faster
+        # afterwards.
         until_computed_s = math.inf
         if slowed_by_compute:
             compute_left_s = self.all_computed_s - self.computed_s
@@ -417,6 +438,19 @@ class _Simulation:
         else:
             self.computed_s += step_s / compute_factor
 
+    def _compute_factor(self) -> float:
+        """Return how many times as long compute takes at this moment as without messages."""
+        if not self.any_slows_compute:
+            return 1.0
+        # Of several messages under way the largest slowdown counts.
+        return 1.0 + max((self.slowdown[k] for k in self.wire_left_s), default=0.0)
+
+    def _slowed_by_compute(self) -> bool:
+        """Return whether compute goes on at this moment, and slows a message down."""
+        if not self.any_is_slowed or self.computed_s >= self.all_computed_s:
+            return False
+        return any(self.message_slowdown[k] for k in self.wire_left_s)
+
     def _demands(self, slowed_by_compute: bool) -> list[_Demand]:
         """Return what the messages under way still need of the link and the processor.
 
@@ -438,8 +472,8 @@ class _Simulation:
                 moving.append(k)
             if software_left_s[k] and (software_overlaps or not wire_left_s[k]):
                 working.append(k)
-        # Messages that move bytes share the link equally. ``software`` messages can use the
-        # processor at once. More messages than that share it equally.
+        # Messages that move bytes share the link equally. ``link.software`` messages can use
+        # the processor at once. More messages than that share it equally.
         link_factor = len(moving)
         processor_factor = max(1.0, len(working) / self.link.software)
         on_link = [_Demand(wire_left_s, k, link_factor * factor[k]) for k in moving]
@@ -497,20 +531,25 @@ def one_by_one(
     # has been computed.
     late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
+        # Of message k: the link time of its bytes, and its two slowdowns, by scenario.
+        bytes_s = wire_s[..., k]
+        slowdown_of_compute = compute_slowdowns[..., k]
+        slowdown_of_message = message_slowdowns[..., k]
+
         # A message starts when it is ready and the message before it has ended.
         start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
         # The link may be busy until after the end of compute. Nothing is left then.
         compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
-        slowdown_of_compute = compute_slowdowns[..., k]
-        slowdown_of_message = message_slowdowns[..., k]
 
         # The link has rested since the last message ended, and has saved up tokens. They
         # let bytes of this message through at once.
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
-        on_link_s = np.maximum(0.0, wire_s[..., k] - tokens_s)
-        # On a link with a token bucket, software runs while bytes wait for tokens.
+        on_link_s = np.maximum(0.0, bytes_s - tokens_s)
+
+        # How long the message takes, first without compute and then beside compute.
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
-        bytes_delayed_s: Floats | float = 0.0  # by how much compute delays the bytes
+        # By how much compute delays the bytes.
+        bytes_delayed_s: Floats | float = 0.0
         if slows_messages:
             took_s = overlapped_s(
                 took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
@@ -521,11 +560,10 @@ def one_by_one(
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The link earns tokens while the message is under way, but none in the seconds by
         # which compute delays the bytes. The bytes of the message spend as many tokens as
-        # they have link time, ``wire_s``.
-        tokens_s = np.minimum(
-            burst_s, tokens_s + took_s - wire_s[..., k] - bytes_delayed_s
-        )
+        # they have link time.
+        tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
+        # The message also delays all later compute.
         if slows_compute:
             delay_s = _compute_delay_s(took_s, compute_left_s, slowdown_of_compute)
             late_s = late_s + delay_s

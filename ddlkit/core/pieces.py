@@ -217,27 +217,16 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     has_begun = np.tri(n, n_begins, dtype=bool)
     own_weight = np.where(has_begun, weight[:, None], 0.0)
     run_weight = np.cumsum(own_weight, axis=0)
-    points = np.stack([x, y])
-    # The distances of each newest point from the weighted means of x and y of each run
-    # without this point. The first point of a run has no such means. Zeros stand for them,
-    # and its distances do not count below, because the weight before it is 0.
-    off = np.zeros((n, 2, n_begins))
-    means = np.zeros((2, n_begins))
-    for newest in range(n):
-        # The runs that have begun: those that begin at the newest point or before it.
-        begun = slice(min(newest + 1, n_begins))
-        own_off = points[:, newest, None] - means[:, begun]
-        off[newest, :, begun] = own_off
-        # The first point of a run moves the means from 0 to the point itself.
-        means[:, begun] += own_off * weight[newest] / run_weight[newest, begun]
+    off = _off_means(np.stack([x, y]), weight, run_weight)
+    off_x = off[:, 0]
+    off_y = off[:, 1]
     # If a point of weight w joins a run of weight W, each second moment of the run about its
-    # means grows by w W / (w + W) times the product of two distances of the point.
+    # means grows by w W / (w + W) times the product of two distances of the point from the
+    # means. For the first point of a run, W is 0, so its distances do not count.
     weight_before = np.zeros((n, n_begins))
     weight_before[1:] = run_weight[:-1]
     growth = np.zeros((n, n_begins))
     np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
-    off_x = off[:, 0]
-    off_y = off[:, 1]
     growth_x = growth * off_x
     # The second moments: the sums of squares of x and of y, and the sum of products.
     xx = np.cumsum(growth_x * off_x, axis=0)
@@ -248,6 +237,42 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     explained = np.divide(xy * xy, xx, out=np.zeros((n, n_begins)), where=xx > 0)
     # Where a line fits exactly, rounding can make the difference slightly negative.
     return np.maximum(yy - explained, 0.0)
+
+
+def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
+    """Return how far each point is from the means of the run that it joins.
+
+    Each of B runs begins at one of the first B points. All later points join it in their
+    order.
+
+    Parameters
+    ----------
+    points : ndarray, shape (2, n)
+        The coordinates x and y of the points.
+    weight : ndarray, shape (n,)
+        The weight of each point in the means.
+    run_weight : ndarray, shape (n, B)
+        The element [j, i] is the weight of the run of points i to j, both included.
+
+    Returns
+    -------
+    ndarray, shape (n, 2, B)
+        The element [j, :, i] is the distance in x and in y of point j from the weighted
+        means of points i to j - 1. It is 0 if j < i. The first point of a run has no such
+        means, so its element [i, :, i] is the point itself.
+    """
+    n, n_begins = run_weight.shape
+    off = np.zeros((n, 2, n_begins))
+    # The means of each run so far.
+    means = np.zeros((2, n_begins))
+    for newest in range(n):
+        # The runs that have begun: those that begin at the newest point or before it.
+        begun = slice(min(newest + 1, n_begins))
+        own_off = points[:, newest, None] - means[:, begun]
+        off[newest, :, begun] = own_off
+        # The first point of a run moves the means from 0 to the point itself.
+        means[:, begun] += own_off * weight[newest] / run_weight[newest, begun]
+    return off
 
 
 def best_breaks(
@@ -286,12 +311,7 @@ def best_breaks(
             f"{len(designs)} pieces need at least {needed} distinct sizes, "
             f"got {distinct.size}"
         )
-    # The scatter of repeats about their mean does not depend on the breaks, so a single
-    # point can stand for each size: the weighted mean of its times. Errors are
-    # relative, so a time t has the weight 1 / t**2, and the mean with these weights is
-    # sum(1 / t) / sum(1 / t**2).
-    weight = _of_each_group(_sum_of_inverse_squares, groups)
-    mean_s = _of_each_group(_sum_of_inverses, groups) / weight
+    mean_s, weight = _means_of_sizes(groups)
     # The two columns of a design are a constant and a variable, such as the size. The
     # best line has the same loss in the variable as in the variable plus a constant. So
     # the sum of the two columns, in either order, may stand for the variable.
@@ -305,6 +325,20 @@ def best_breaks(
         float(np.sqrt(distinct[start - 1] * distinct[start]))
         for start in _best_starts(losses)
     ]
+
+
+def _means_of_sizes(groups: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Return a single time that stands for all times of a size, and its weight.
+
+    ``groups`` has the times at each of k sizes. Both results have the shape (k,). The
+    single time is the weighted mean. A fit to it has the same losses as a fit to all
+    times, but for the scatter of the times about their mean, which no fit changes.
+    """
+    # Errors are relative, so a time t has the weight 1 / t**2, and the mean with these
+    # weights is sum(1 / t) / sum(1 / t**2).
+    weight = _of_each_group(_sum_of_inverse_squares, groups)
+    mean_s = _of_each_group(_sum_of_inverses, groups) / weight
+    return mean_s, weight
 
 
 def _sum_of_inverse_squares(times: Floats, axis: int) -> Any:
@@ -455,31 +489,39 @@ def _fit_line_in_seconds(
 
     ``variant`` is "least_squares", "medians" or "ends", as LINES describes them.
     """
-    if variant == "least_squares":
-        # Every sample is a point.
-        points = sizes
-        times_s = seconds
-    else:
-        # Every distinct size is a point, with the median of its times.
-        points, groups = grouped(sizes, seconds)
-        times_s = _of_each_group(np.median, groups)
-    if variant == "ends":
-        # The first and the last point are the smallest and the largest size.
-        points = points[[0, -1]]
-        times_s = times_s[[0, -1]]
+    points, times_s = _points_of_variant(sizes, seconds, variant)
     # `least_squares` divides the error of each row by a unit. A unit of one second for
     # every row makes errors count in seconds, and not relative to the time. The design
     # matrix `straight` has a constant and the size, whose factors are alpha and beta.
     one_second = np.ones_like(times_s)
     alpha_s, beta = least_squares(straight(points), times_s, one_second).tolist()
-    if alpha_s < 0:
-        # In seconds the errors of the largest messages dominate, and a slight bend there
-        # can make the start-up ``alpha_s`` negative. The line is then replaced by the best
-        # line through the origin. This line has one parameter, so its design matrix has
-        # one column, the sizes.
-        alpha_s = 0.0
-        (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
-    return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
+    if alpha_s >= 0:
+        return {"alpha_s": alpha_s, "beta_s_per_byte": beta}
+    # In seconds the errors of the largest messages dominate, and a slight bend there can
+    # make the start-up ``alpha_s`` negative. The line is then replaced by the best line
+    # through the origin. This line has one parameter, so its design matrix has one column,
+    # the sizes.
+    (beta,) = least_squares(points[:, None], times_s, one_second).tolist()
+    return {"alpha_s": 0.0, "beta_s_per_byte": beta}
+
+
+def _points_of_variant(
+    sizes: Floats, seconds: Floats, variant: str
+) -> tuple[Floats, Floats]:
+    """Return the sizes and the times of the points to which a line is fitted.
+
+    ``sizes`` and ``seconds`` are all samples. With the variant "least_squares" every
+    sample is a point. With "medians" every distinct size is a point, with the median of
+    its times. With "ends" only the smallest and the largest of these sizes are points.
+    """
+    if variant == "least_squares":
+        return sizes, seconds
+    distinct, groups = grouped(sizes, seconds)
+    medians_s = _of_each_group(np.median, groups)
+    if variant == "ends":
+        first_and_last = [0, -1]
+        return distinct[first_and_last], medians_s[first_and_last]
+    return distinct, medians_s
 
 
 # By osf Eq 18, the time is a line in log2(size) below a threshold, and a line in the size

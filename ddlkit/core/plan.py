@@ -360,7 +360,25 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     >>> ddp(Workload.from_arrays(0.0, [1.0] * 4, sizes)).ends
     (2, 4)
     """
+    buckets = _filled_buckets(workload, cap_bytes)
+    name = f"ddp:{cap_bytes}B" if cap_bytes else "ddp"
+    # The end of a bucket is the number of gradients in it and all buckets before.
+    ends = tuple(accumulate(len(gradients) for gradients in buckets))
+    order = tuple(chain.from_iterable(buckets))
+    # A plan in ready order, as with a single type, states no order of its own.
+    if order == tuple(range(workload.n)):
+        return FusionPlan(name, ends)
+    return FusionPlan(name, ends, order=order)
+
+
+def _filled_buckets(workload: Workload, cap_bytes: int) -> list[list[int]]:
+    """Return the gradients of each bucket of `ddp`, in the order in which buckets are sent.
+
+    Gradients are numbers in ready order. ``cap_bytes`` is the cap of every bucket, or 0
+    for the caps of PyTorch.
+    """
     buckets: list[list[int]] = []
+    # The open bucket of each type.
     open_buckets: dict[str, _OpenBucket] = {}
     for i, n_bytes in enumerate(workload.bytes.tolist()):
         # A workload that states no types has gradients of one type, here "".
@@ -379,14 +397,7 @@ def ddp(workload: Workload, cap_bytes: int = 0) -> FusionPlan:
     for bucket in reversed(open_buckets.values()):
         if bucket.gradients:
             buckets.append(bucket.gradients)
-    name = f"ddp:{cap_bytes}B" if cap_bytes else "ddp"
-    # The end of a bucket is the number of gradients in it and all buckets before.
-    ends = tuple(accumulate(len(gradients) for gradients in buckets))
-    order = tuple(chain.from_iterable(buckets))
-    # A plan in ready order, as with a single type, states no order of its own.
-    if order == tuple(range(workload.n)):
-        return FusionPlan(name, ends)
-    return FusionPlan(name, ends, order=order)
+    return buckets
 
 
 @dataclass
@@ -564,13 +575,24 @@ def exact(workload: Workload, cost: MessageCost) -> FusionPlan:
         # processor, and `argmax` takes the first of them.
         ties = arrived_s <= least_s * (1 + ROUNDING)
         last_group_start[end] = np.argmax(ties)
+    iteration_s = float(earliest_s[n]) + workload.update_s
+    return FusionPlan("exact", _traced_ends(last_group_start), least_s=iteration_s)
+
+
+def _traced_ends(last_group_start: Ints) -> tuple[int, ...]:
+    """Return the exclusive ends of the groups of the best plan of all gradients.
+
+    ``last_group_start``, shape (n + 1,), has for each prefix, by its number of gradients,
+    the first gradient of the last group in the best plan of the prefix.
+    """
     # Follow the groups from the last one back to the first, which begins with gradient 0.
     # A group ends where the next one begins.
-    ends = [n]
-    while last_group_start[ends[-1]] > 0:
-        ends.append(int(last_group_start[ends[-1]]))
-    iteration_s = float(earliest_s[n]) + workload.update_s
-    return FusionPlan("exact", tuple(reversed(ends)), least_s=iteration_s)
+    end = len(last_group_start) - 1
+    ends = []
+    while end > 0:
+        ends.append(end)
+        end = int(last_group_start[end])
+    return tuple(reversed(ends))
 
 
 def _costs_by_last_gradient(workload: Workload, cost: MessageCost) -> Iterator[Floats]:

@@ -58,6 +58,20 @@ class Segment(NamedTuple):
     message: int = -1
 
 
+def _refuse_wrong_values(values_s: Floats, name: str, shape: tuple[int, ...]) -> None:
+    """Raise UserError unless values of messages are finite and have a given shape.
+
+    ``name`` says what the values are: "start-up" or "lag".
+    """
+    if values_s.shape != shape:
+        raise UserError(
+            f"a schedule has the {name} of its messages in the shape "
+            f"{values_s.shape}, but {shape} is needed"
+        )
+    if not np.isfinite(values_s).all():
+        raise UserError(f"a schedule: every {name} must be finite")
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """What all ranks do in some iterations, one after the other.
@@ -134,19 +148,11 @@ class Schedule:
                 f"has times of messages of shape {self.message_s.shape}"
             )
         # Start-ups and lags may be left out. A lag may be negative, a start-up may not.
-        for name, values_s, shape in (
-            ("start-up", self.startup_s, (n_iterations, n_messages)),
-            ("lag", self.lag_s, (n_iterations, n_ranks, n_messages)),
-        ):
-            if values_s is None:
-                continue
-            if values_s.shape != shape:
-                raise UserError(
-                    f"a schedule has the {name} of its messages in the shape "
-                    f"{values_s.shape}, but {shape} is needed"
-                )
-            if not np.isfinite(values_s).all():
-                raise UserError(f"a schedule: every {name} must be finite")
+        if self.startup_s is not None:
+            shape = (n_iterations, n_messages)
+            _refuse_wrong_values(self.startup_s, "start-up", shape)
+        if self.lag_s is not None:
+            _refuse_wrong_values(self.lag_s, "lag", (n_iterations, n_ranks, n_messages))
         if self.startup_s is not None and (self.startup_s < 0).any():
             raise UserError("a schedule: every start-up must not be below 0")
         if self.first_start_s.shape != (n_ranks,):
@@ -258,19 +264,19 @@ class Schedule:
         n_messages = self.message_s.shape[1]
         # A link divides a message into software, which does not use the link, and link time.
         # The start-up of a message takes the place of its software.
-        parts = Parts(self.startups_s, self.message_s - self.startups_s)
+        software_s = self.startups_s
+        wire_s = self.message_s - software_s
         lags_s = self.lags_s
         starts_s = np.empty((n_iterations + 1, n_ranks))
         posted_s = np.empty((n_iterations, n_ranks, n_messages))
         ends_s = np.empty((n_iterations, n_messages))
         starts_s[0] = self.first_start_s
         for i in range(n_iterations):
-            parts_of_iteration = Parts(parts.software_s[i], parts.wire_s[i])
             # On each rank, an iteration starts when the one before it has ended. The call
             # also fills in the rows of posted_s and ends_s.
             starts_s[i + 1] = self._play_iteration(
                 self.work_s[i],
-                parts_of_iteration,
+                Parts(software_s[i], wire_s[i]),
                 lag_s=lags_s[i],
                 start_s=starts_s[i],
                 posted_s=posted_s[i],
@@ -414,18 +420,35 @@ class Schedule:
         replay = self.replay()
         origin_s = replay.starts_s[i].min()
         # All times from here on are seconds from the start of the first rank.
+        start_s = replay.starts_s[i] - origin_s
         posted_s = replay.posted_s[i] - origin_s
         ends_s = replay.ends_s[i] - origin_s
+        instants = self._instants(i, start_s, posted_s, ends_s)
+        rows = []
+        for rank in range(self.n_ranks):
+            rows += self._compute_rows(rank, instants)
+            rows += _message_rows(rank, posted_s, ends_s)
+        # Spans that last for no time are left out.
+        return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
+
+    def _instants(
+        self, i: int, start_s: Floats, posted_s: Floats, ends_s: Floats
+    ) -> list[_Instants]:
+        """Return when the ranks work and wait in each segment of iteration ``i``.
+
+        Ranks start the iteration at ``start_s``, shape (R,). Rank r posts message k at
+        ``posted_s[r, k]``, and the message ends at ``ends_s[k]``. All times are in seconds
+        of one clock, which is also the clock of the result.
+        """
         lags_s = self.lags_s[i]
-        now_s = replay.starts_s[i] - origin_s
-        # When each rank starts each segment, ends its work, and ends its wait.
         instants = []
+        now_s = start_s
         for s, segment in enumerate(self.segments):
             worked_s = now_s + self.work_s[i, :, s]
-            # Only a segment that ends with a wait goes on later than its work ends.
+            # A rank goes on when its work ends, unless the segment ends with a wait.
             waited_s = worked_s
-            k = segment.message
             if segment.action == WAIT:
+                k = segment.message
                 waited_s = self._after_wait_s(
                     k,
                     worked_s,
@@ -437,24 +460,7 @@ class Schedule:
                 _Instants(start_s=now_s, work_end_s=worked_s, wait_end_s=waited_s)
             )
             now_s = waited_s
-
-        rows = []
-        for rank in range(self.n_ranks):
-            rows += self._compute_rows(rank, instants)
-            for k in range(self.message_s.shape[1]):
-                row = _row(
-                    rank,
-                    task=f"message {k}",
-                    # A timeline has no kind for a broadcast, which counts as an all-reduce.
-                    kind="all_reduce",
-                    stream="communication",
-                    # A message starts when the last rank has posted it.
-                    start_s=posted_s[:, k].max(),
-                    end_s=ends_s[k],
-                )
-                rows.append({**row, "group": k})
-        # Spans that last for no time are left out.
-        return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
+        return instants
 
     def _compute_rows(
         self, rank: int, instants: Sequence[_Instants]
@@ -495,6 +501,28 @@ class _Instants(NamedTuple):
     start_s: Floats
     work_end_s: Floats
     wait_end_s: Floats
+
+
+def _message_rows(rank: int, posted_s: Floats, ends_s: Floats) -> list[dict[str, Any]]:
+    """Return the messages of an iteration as a rank has them, as rows of a timeline.
+
+    ``posted_s``, shape (R, K), is when each of R ranks posts each of K messages, and
+    ``ends_s``, shape (K,), is when each message ends, in seconds.
+    """
+    rows = []
+    for k, end_s in enumerate(ends_s):
+        row = _row(
+            rank,
+            task=f"message {k}",
+            # A timeline has no kind for a broadcast, which counts as an all-reduce.
+            kind="all_reduce",
+            stream="communication",
+            # A message starts when the last rank has posted it.
+            start_s=posted_s[:, k].max(),
+            end_s=end_s,
+        )
+        rows.append({**row, "group": k})
+    return rows
 
 
 def _row(
@@ -580,21 +608,11 @@ def alone_s(
     >>> alone_s(np.array([0.0, 3.0]), np.array([4.0, 5.0]), np.zeros(2), in_flight=2).tolist()
     [3.5, 1.5]
     """
-    # Knots are the times at which a message starts or ends. Between two knots the set of
-    # messages under way does not change.
-    knots_s = np.unique(np.concatenate([starts_s, ends_s]))
-    # One row for each interval between two knots, and one column for each message.
-    begin_s = knots_s[:-1, None]
-    under_way = (starts_s <= begin_s) & (begin_s < ends_s)
-    # In an interval without any message, 1 avoids a division by 0. No message counts this
-    # interval.
-    n_sharing = np.maximum(under_way.sum(axis=1), 1)
-    # The sum over the intervals in which a message is under way, for each message.
-    own_share_s = (np.diff(knots_s) / n_sharing) @ under_way
+    own_share_s = _own_share_s(starts_s, ends_s)
     # A message cannot have more start-up than time.
     startup_s = np.minimum(startup_s, ends_s - starts_s)
     if not startup_s.any():
-        return np.asarray(own_share_s)
+        return own_share_s
 
     link = Link(in_flight=in_flight)
     # The clock of a link begins at 0.
@@ -612,3 +630,22 @@ def alone_s(
         if np.abs(missed_s).max() < CLOSE_ENOUGH_S:
             break
     return np.asarray(wire_s + startup_s)
+
+
+def _own_share_s(starts_s: Floats, ends_s: Floats) -> Floats:
+    """Return how much time of a shared link each message gets, shape (K,), in seconds.
+
+    Message k is under way from ``starts_s[k]`` to ``ends_s[k]``, in seconds. While n
+    messages are under way, each of them gets 1/n of the time.
+    """
+    # Knots are the times at which a message starts or ends. Between two knots the set of
+    # messages under way does not change.
+    knots_s = np.unique(np.concatenate([starts_s, ends_s]))
+    # One row for each interval between two knots, and one column for each message.
+    begin_s = knots_s[:-1, None]
+    under_way = (starts_s <= begin_s) & (begin_s < ends_s)
+    # In an interval without any message, 1 avoids a division by 0. No message counts this
+    # interval.
+    n_sharing = np.maximum(under_way.sum(axis=1), 1)
+    # The sum over the intervals in which a message is under way, for each message.
+    return np.asarray((np.diff(knots_s) / n_sharing) @ under_way)

@@ -117,6 +117,17 @@ class _States(NamedTuple):
     choice: Ints
 
 
+_UNUSED = np.zeros(1, np.int64)
+_NOTHING_SENT = _States(
+    end_s=np.zeros(1), work_s=np.zeros(1), first=_UNUSED, state=_UNUSED, choice=_UNUSED
+)
+"""The only state of the empty prefix: no time has passed, and nothing is computed.
+
+There is no last message. What describes it is never read, because `_traced_back` stops at
+the empty prefix.
+"""
+
+
 def jointly(
     workload: Workload, choices: Sequence[Resources], plan: FusionPlan | None = None
 ) -> Shared:
@@ -150,14 +161,8 @@ def jointly(
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
     # Without a plan, a message may end after any gradient.
     ends = plan.ends_in_ready_order if plan is not None else tuple(range(1, n + 1))
-    # Before the first message no time has passed and nothing is computed. The search back
-    # from the end stops at this state, so what describes its last message is never read.
-    unused = np.zeros(1, np.int64)
-    before_all = _States(
-        end_s=np.zeros(1), work_s=np.zeros(1), first=unused, state=unused, choice=unused
-    )
     # The states of each prefix, by its number of gradients.
-    states = {0: before_all}
+    states = {0: _NOTHING_SENT}
     previous_end = 0
     for end in ends:
         # The first gradients that the last message may have. A given plan fixes where it
@@ -286,18 +291,9 @@ def _with_one_more_message(
     alone_s = costs_s[:, column_of_state]
     compute_left_s = last_ready_s - work_at_start_s
     took_s = overlapped_s(alone_s, compute_left_s, slowdown, message_slowdown)
-    # Where the message outlasts compute, the work is exactly all work. The sum below
-    # could miss this amount by a rounding error.
-    until_computed_s = compute_left_s * (1 + slowdown)
-    work_at_end_s = np.where(
-        took_s >= until_computed_s,
-        last_ready_s,
-        work_at_start_s + took_s / (1 + slowdown),
-    )
-
     reached = _States(
         end_s=start_s + took_s,
-        work_s=work_at_end_s,
+        work_s=_work_at_end_s(work_at_start_s, last_ready_s, took_s, slowdown),
         first=np.repeat([*before], counts),
         # The index of each state among those of its prefix.
         state=np.concatenate([np.arange(count) for count in counts]),
@@ -306,4 +302,25 @@ def _with_one_more_message(
     # Each array is broadcast to one entry for each choice and state, and flattened.
     return _States._make(
         np.broadcast_to(values, took_s.shape).ravel() for values in reached
+    )
+
+
+def _work_at_end_s(
+    work_at_start_s: Floats, last_ready_s: float, took_s: Floats, slowdown: Floats
+) -> Floats:
+    """Return how much has been computed when a message ends.
+
+    Amounts of compute are in seconds of undisturbed compute. ``work_at_start_s``, shape
+    (m,), is the amount when the message starts in each of m states, and ``last_ready_s``
+    is all that is to be computed. The message takes ``took_s`` seconds of the clock, shape
+    (C, m), with each of C choices of resources. ``slowdown``, shape (C, 1), is how much
+    longer compute takes meanwhile. The result has the shape (C, m).
+    """
+    until_computed_s = (last_ready_s - work_at_start_s) * (1 + slowdown)
+    # Where the message outlasts compute, the work is exactly all work. The sum could miss
+    # this amount by a rounding error.
+    return np.where(
+        took_s >= until_computed_s,
+        last_ready_s,
+        work_at_start_s + took_s / (1 + slowdown),
     )

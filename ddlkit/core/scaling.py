@@ -188,6 +188,7 @@ def step_interval_s(
     loss_s = np.maximum(predicted_s - smallest_s, 0.0)
     # Far from the anchor, the share of the loss exceeds 1, but a step cannot gain from more nodes.
     lower_s = predicted_s - np.minimum(share, 1.0) * loss_s
+    lower_s = (1 - STEP_SHARE) * lower_s
 
     # For the upper limit, the anchor's step counts as at least the slowest step on no more GPUs,
     # and as at least a step with the smallest loss that can be told from none.
@@ -196,7 +197,6 @@ def step_interval_s(
         slow_anchor_s = np.maximum(slow_anchor_s, np.asarray(slowest_s, float))
     slow_predicted_s = step_s(smallest_s, slow_anchor_s, ratio)
     upper_s = slow_predicted_s + share * (slow_predicted_s - smallest_s)
-    lower_s = (1 - STEP_SHARE) * lower_s
     upper_s = (1 + STEP_SHARE) * upper_s
     if jobs_s is not None:
         # The interval is never narrower than the anchor's jobs are apart.

@@ -551,25 +551,10 @@ class Gpus:
             all ranks together are on the only resource of the classes "link" (messages)
             and "all" (updates). These two classes have a single index.
         """
-        ranks = np.arange(self.n)
-        machine_of_rank = ranks // self.per_machine
-        # Resources of a class are numbered from 0. For each class, the number of the
-        # resource that each rank uses.
-        number_of_rank = {"disk": machine_of_rank}
-        if self.shared_disk:
-            # All ranks use the same disk.
-            number_of_rank["disk"] = np.zeros_like(ranks)
-        if self.decoding == "machine":
-            number_of_rank["cpu"] = machine_of_rank
-        elif self.decoding == "own":
-            number_of_rank["cpu"] = ranks
-        number_of_rank["copy"] = ranks
-        number_of_rank["gpu"] = ranks
-
         # Resources of one class have consecutive indices, one class after the other.
         names: list[str] = []
         resource_of: dict[str, Ints] = {}
-        for class_name, numbers in number_of_rank.items():
+        for class_name, numbers in self._numbers_in_class().items():
             resource_of[class_name] = len(names) + numbers
             names += [f"{class_name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
@@ -583,6 +568,25 @@ class Gpus:
             resource_of[class_name] = np.array([len(names)])
             names.append(name)
         return tuple(names), resource_of
+
+    def _numbers_in_class(self) -> dict[str, Ints]:
+        """Return which resource of each class every rank uses, shape (R,) for each class.
+
+        Resources of a class are numbered from 0. The class "cpu" is missing where the core
+        that trains decodes, too.
+        """
+        ranks = np.arange(self.n)
+        machine_of_rank = ranks // self.per_machine
+        # All ranks use the same disk, or all ranks of a machine do.
+        disk = np.zeros_like(ranks) if self.shared_disk else machine_of_rank
+        number_of_rank = {"disk": disk}
+        if self.decoding == "machine":
+            number_of_rank["cpu"] = machine_of_rank
+        elif self.decoding == "own":
+            number_of_rank["cpu"] = ranks
+        number_of_rank["copy"] = ranks
+        number_of_rank["gpu"] = ranks
+        return number_of_rank
 
 
 # -- synchronous SGD -------------------------------------------------------------------
@@ -648,18 +652,6 @@ def s_sgd(
         decode_s = 0.0
     template = _one_iteration(times, strategy, ends, resource_of, decode_s)
 
-    # An update frees the buffer of its own batch. The next ``batches_ahead`` batches have
-    # been fetched by then, so the batch after them is read into this buffer. Without
-    # fetching ahead, ``to_fetch`` has no edges.
-    fetch_lag = 1 + strategy.batches_ahead
-    n = len(template.tasks)
-    # A lag is by how many iterations the second task of an edge comes after the first.
-    edges = [
-        _repeated(template.within, n, iterations, lag=0),
-        _repeated(template.to_next, n, iterations, lag=1),
-        _repeated(template.to_fetch, n, iterations, lag=fetch_lag),
-    ]
-
     # The template has a row for each task, and the rows are repeated for each iteration.
     # All its columns are floats. `TaskGraph` makes integers of those that are indices.
     columns = np.tile(template.tasks, (iterations, 1)).T
@@ -671,9 +663,29 @@ def s_sgd(
         duration_s=duration_s,
         rank=rank,
         layer=layer,
-        iteration=np.repeat(np.arange(iterations), n),
-        edges=np.concatenate(edges),
+        iteration=np.repeat(np.arange(iterations), len(template.tasks)),
+        edges=_all_edges(template, iterations, strategy.batches_ahead),
     )
+
+
+def _all_edges(template: _OneIteration, iterations: int, batches_ahead: int) -> Ints:
+    """Return the edges of all iterations, pairs of tasks of the graph, shape (m, 2).
+
+    ``template`` is any one of the iterations, which are equal. ``batches_ahead`` is how
+    many batches the framework fetches before they are needed.
+    """
+    n = len(template.tasks)
+    # An update frees the buffer of its own batch. The next ``batches_ahead`` batches have
+    # been fetched by then, so the batch after them is read into this buffer. Without
+    # fetching ahead, ``to_fetch`` has no edges.
+    fetch_lag = 1 + batches_ahead
+    # A lag is by how many iterations the second task of an edge comes after the first.
+    edges = [
+        _repeated(template.within, n, iterations, lag=0),
+        _repeated(template.to_next, n, iterations, lag=1),
+        _repeated(template.to_fetch, n, iterations, lag=fetch_lag),
+    ]
+    return np.concatenate(edges)
 
 
 def _repeated(edges: Ints, n: int, iterations: int, lag: int) -> Ints:
@@ -816,13 +828,10 @@ def _one_iteration(
     messages = _add_messages(tasks, times, strategy, ends, backward)
     update = tasks.add_for_all("update", "all", times.update_s, after=messages)
 
-    # In an edge to a later iteration, the second task belongs to the later iteration. Both
-    # tasks are numbered within their own iterations. The caller turns these numbers into
-    # numbers of the whole graph.
     to_fetch = []
     if strategy.batches_ahead:
-        # An update frees a buffer, into which a later iteration reads its batch. The caller
-        # computes from ``batches_ahead`` which iteration this is.
+        # An update frees a buffer, into which a later iteration reads its batch. Which
+        # iteration this is, `_all_edges` computes from ``batches_ahead``.
         to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
@@ -1034,28 +1043,32 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
     # "layer:2" has the head "layer" and the number "2", and so has "layer 2". Other
     # names have no number.
     head, _, number = what.replace(":", " ").partition(" ")
-    kinds = {KINDS[code] for code in np.unique(graph.kind)}
-    # Kinds may be written without underscores. ``kind`` is None if the head is no kind.
-    kind_of_spelling = {name.replace("_", ""): name for name in kinds}
-    kind = kind_of_spelling.get(head.replace("_", ""))
-    # The class of each resource, such as "gpu" for "gpu 3".
-    classes = [_class_of(name) for name in graph.resources]
     # No task is chosen if none of the cases below holds.
     chosen = np.zeros(graph.n, bool)
     if head == "layer" and number.strip().isdigit():
         chosen = graph.layer == int(number)
     elif head == "rank" and number.strip().isdigit():
         chosen = graph.computes & (graph.rank == int(number))
-    elif kind and not number:
-        chosen = graph.kind == KINDS.index(kind)
-    elif head in classes and not number:
-        # Whether each resource is of this class, and then whether the resource of each
-        # task is.
-        resource_is_meant = np.array([name == head for name in classes])
-        chosen = resource_is_meant[graph.resource]
+    elif not number:
+        chosen = _of_kind_or_class(graph, head)
     if not chosen.any():
         raise _no_such_task(graph, what)
     return chosen
+
+
+def _of_kind_or_class(graph: TaskGraph, name: str) -> Bools:
+    """Return whether each task is of a kind or on a class of resources, shape (n,).
+
+    ``name`` is a kind, which may be written without underscores, or a class of resources
+    such as "gpu". No task is chosen if the graph has neither of this name.
+    """
+    spelling = name.replace("_", "")
+    for code in np.unique(graph.kind):
+        if KINDS[code].replace("_", "") == spelling:
+            return np.asarray(graph.kind == code)
+    # Whether each resource is of this class, and then whether the resource of each task is.
+    resource_is_meant = np.array([_class_of(r) == name for r in graph.resources], bool)
+    return np.asarray(resource_is_meant[graph.resource])
 
 
 def _no_such_task(graph: TaskGraph, what: str) -> UserError:

@@ -236,31 +236,16 @@ class Timeline:
             overlap are in threads of their own.
         """
         continuous_start_s = self._continuous_start_s()
-        # Columns that Perfetto shows if a span is selected.
-        details = ("iteration", "group", "bytes", "origin")
         # The number of each thread, by its rank, stream and track.
         thread_numbers: dict[tuple[int, str, int], int] = {}
-        events: list[dict[str, Any]] = []
+        events = []
         # Spans of one rank and stream that overlap have different tracks, counted from 0.
         for row, track in enumerate(self._tracks(continuous_start_s)):
-            rank = int(self.rank[row])
-            thread = (rank, str(self.stream[row]), track)
+            thread = (int(self.rank[row]), str(self.stream[row]), track)
             # A new thread gets the next number.
             tid = thread_numbers.setdefault(thread, len(thread_numbers))
-            # In the trace event format the phase X is a complete event, with its start
-            # and its duration in microseconds.
-            events.append(
-                {
-                    "ph": "X",
-                    "name": str(self.task[row]),
-                    "cat": str(self.kind[row]),
-                    "ts": float(continuous_start_s[row]) * 1e6,
-                    "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
-                    "pid": rank,
-                    "tid": tid,
-                    "args": {name: getattr(self, name)[row].item() for name in details},
-                }
-            )
+            start_s = float(continuous_start_s[row])
+            events.append(self._trace_event(row, start_s, tid))
 
         # Events of metadata, which give each process and each thread its name.
         names = [
@@ -273,6 +258,26 @@ class Timeline:
             name = f"{stream} {track + 1}" if track else stream
             names.append(_trace_name("thread_name", rank, tid, name))
         return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
+
+    def _trace_event(self, row: int, start_s: float, tid: int) -> dict[str, Any]:
+        """Return a span as an event of a trace, whose times are in microseconds.
+
+        ``row`` is the number of the span, ``start_s`` its start on the time axis of the
+        trace, and ``tid`` the number of its thread.
+        """
+        # Columns that Perfetto shows if a span is selected.
+        details = ("iteration", "group", "bytes", "origin")
+        return {
+            # The phase X stands for a complete event, which has a start and a duration.
+            "ph": "X",
+            "name": str(self.task[row]),
+            "cat": str(self.kind[row]),
+            "ts": start_s * 1e6,
+            "dur": float(self.end_s[row] - self.start_s[row]) * 1e6,
+            "pid": int(self.rank[row]),
+            "tid": tid,
+            "args": {name: getattr(self, name)[row].item() for name in details},
+        }
 
     def _continuous_start_s(self) -> NDArray[np.float64]:
         """Return when each span starts if iterations follow one another, shape (n,).
@@ -311,23 +316,28 @@ class Timeline:
         for row in np.lexsort((continuous_end_s, continuous_start_s)).tolist():
             # When each track is free again, of the rank and the stream of this span.
             track_free_s = free_s_of[int(self.rank[row]), str(self.stream[row])]
-            free_tracks = [
-                track
-                for track, time_s in enumerate(track_free_s)
-                if time_s <= continuous_start_s[row]
-            ]
-            if free_tracks:
-                tracks[row] = free_tracks[0]
-                track_free_s[free_tracks[0]] = float(free_s[row])
-            else:
-                # A new track, which gets the next number.
-                tracks[row] = len(track_free_s)
-                track_free_s.append(float(free_s[row]))
+            track = _first_free(track_free_s, float(continuous_start_s[row]))
+            if track == len(track_free_s):
+                # No track is free, so the span begins a new one.
+                track_free_s.append(0.0)
+            track_free_s[track] = float(free_s[row])
+            tracks[row] = track
         return tracks
 
 
 COLUMNS = tuple(column.name for column in fields(Timeline))
 """The names of the columns, in order."""
+
+
+def _first_free(free_s: Sequence[float], start_s: float) -> int:
+    """Return the first track that is free at a time, or the next number if none is.
+
+    ``free_s`` has the time from which each track is free, in seconds.
+    """
+    for track, time_s in enumerate(free_s):
+        if time_s <= start_s:
+            return track
+    return len(free_s)
 
 
 def _trace_name(what: str, rank: int, tid: int, name: str) -> dict[str, Any]:

@@ -54,6 +54,19 @@ def _check_and_freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
     column: NDArray[Any] = np.array(values, float)
     if column.shape != (n,):
         raise UserError(f"{name} has shape {column.shape}, but there are {n} tensors")
+    _refuse_out_of_range(column, name, least, most)
+    if whole:
+        column = np.array(values, np.int64)
+    column.setflags(write=False)
+    # A frozen dataclass lets its fields be set only in this way.
+    object.__setattr__(owner, name, column)
+
+
+def _refuse_out_of_range(column: Floats, name: str, least: float, most: float) -> None:
+    """Raise UserError unless the values of all tensors are finite, from least to most.
+
+    ``name`` says what the values are.
+    """
     wrong = np.flatnonzero(~np.isfinite(column) | (column < least))
     if wrong.size:
         raise UserError(
@@ -64,11 +77,6 @@ def _check_and_freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
         raise UserError(
             f"{name} is {column.max():g} in some tensor: must be at most {most:g}"
         )
-    if whole:
-        column = np.array(values, np.int64)
-    column.setflags(write=False)
-    # A frozen dataclass lets its fields be set only in this way.
-    object.__setattr__(owner, name, column)
 
 
 def _check_dtype(dtype: tuple[str, ...], n: int) -> None:
@@ -339,26 +347,21 @@ class LayerProfile:
         >>> doubt.partition(",")[0]
         "tensor 'fc' has 3000 bytes of gradient for 500 parameters"
         """
-        # If a user's file lacks the parameters, they were computed from the bytes and
-        # rounded up. So there may be up to one parameter less than ``parameters`` has.
-        fewest = self.parameters - 1
         # For each possible size of a number: whether each tensor goes together with it.
-        fits_by_bytes = {}
-        for n_bytes in NUMBER_BYTES:
-            is_above = self.gradient_bytes > n_bytes * fewest
-            is_below = self.gradient_bytes <= n_bytes * self.parameters
-            fits_by_bytes[n_bytes] = is_above & is_below
+        fits_by_bytes = {n_bytes: self._fits(n_bytes) for n_bytes in NUMBER_BYTES}
         # All tensors should have the size that most of them have.
         n_tensors = {
             n_bytes: int(fits.sum()) for n_bytes, fits in fits_by_bytes.items()
         }
         usual_bytes = max(n_tensors, key=n_tensors.__getitem__)
-        is_possible = fits_by_bytes[usual_bytes]
-        expected = f"where other tensors have {usual_bytes} for each"
-        if len(set(self.dtype)) > 1 or not is_possible.any():
+        has_several_types = len(set(self.dtype)) > 1
+        if has_several_types or n_tensors[usual_bytes] == 0:
             # No size is usual, so each tensor may have any of the possible sizes.
             is_possible = np.any(list(fits_by_bytes.values()), axis=0)
             expected = "where 1, 2, 4 or 8 are possible"
+        else:
+            is_possible = fits_by_bytes[usual_bytes]
+            expected = f"where other tensors have {usual_bytes} for each"
         if is_possible.all():
             return
         # False is less than True, so `argmin` returns the first False.
@@ -369,6 +372,15 @@ class LayerProfile:
             f"gradient for {self.parameters[row]} parameters, {bytes_of_number:.3g} for "
             f"each, {expected}: check the columns parameters and gradient_bytes"
         )
+
+    def _fits(self, n_bytes: int) -> NDArray[np.bool_]:
+        """Return whether each tensor may have numbers of ``n_bytes`` bytes, shape (n,)."""
+        # If a user's file lacks the parameters, they were computed from the bytes and
+        # rounded up. So there may be up to one parameter less than ``parameters`` has.
+        fewest = self.parameters - 1
+        is_above = self.gradient_bytes > n_bytes * fewest
+        is_below = self.gradient_bytes <= n_bytes * self.parameters
+        return np.asarray(is_above & is_below)
 
     @classmethod
     def from_flops(
@@ -507,22 +519,12 @@ class LayerProfile:
         # The factors of a tensor's own name and of its layer's name are multiplied.
         factor_of_tensor = np.ones(len(self.tensor))
         for name, factor in factors.items():
-            # Whether the name is the one of the tensor or the one of its layer.
-            layer_and_tensor = zip(self.layer, self.tensor, strict=True)
-            is_meant = np.array([name in names for names in layer_and_tensor])
-            if not is_meant.any():
-                # The examples are the layers of the first three tensors, each once.
-                examples = ", ".join(dict.fromkeys(self.layer[:3]))
-                raise UserError(
-                    f"no layer or tensor {name!r}: use one of the profile's, such "
-                    f"as {examples}"
-                )
+            is_meant = self._tensors_named(name)
             if not 0 < factor < np.inf:
                 raise UserError(
                     f"layer {name}: cannot be {factor:g} times as large: use one > 0"
                 )
             factor_of_tensor[is_meant] *= factor
-
         return replace(
             self,
             parameters=_at_least_1(factor_of_tensor * self.parameters),
@@ -531,6 +533,22 @@ class LayerProfile:
             backward_s=factor_of_tensor * self.backward_s,
             flops=factor_of_tensor * self.flops,
         )
+
+    def _tensors_named(self, name: str) -> NDArray[np.bool_]:
+        """Return whether a name is that of each tensor or of its layer, shape (n,).
+
+        Raises UserError if there is no layer or tensor of this name.
+        """
+        layer_and_tensor = zip(self.layer, self.tensor, strict=True)
+        is_meant = np.array([name in names for names in layer_and_tensor])
+        if not is_meant.any():
+            # The examples are the layers of the first three tensors, each once.
+            examples = ", ".join(dict.fromkeys(self.layer[:3]))
+            raise UserError(
+                f"no layer or tensor {name!r}: use one of the profile's, such "
+                f"as {examples}"
+            )
+        return is_meant
 
     def workload(self) -> Workload:
         """Return the profile in ready order, the exact reverse of forward order."""
