@@ -843,7 +843,8 @@ class HeldOut(Form):
         # The last pair lacks a draw if the count is odd. Without any draw there is no pair,
         # and no division by it.
         pairs = max((count + 1) // 2, 1)
-        ratios = _error_ratios((draw // 2 + 0.5) / pairs)
+        probabilities = (draw // 2 + 0.5) / pairs
+        ratios = _error_ratios(probabilities)
         # Even draws are too fast, and odd draws are too slow.
         signed_ratios = np.where(draw % 2 == 1, ratios, -ratios)
         return tuple(

@@ -401,11 +401,8 @@ def fit(
 
     # The class of the cost, the function that fits it, and how many sizes it needs.
     kind, fitter, least_sizes = _method(form)
-    # Only a cost of messages is the cost of a collective.
-    if collective is not None and issubclass(kind, SelectionCost):
-        raise UserError(
-            f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
-        )
+    if collective is not None:
+        _refuse_form_of_selections(kind, form)
     _refuse_too_few_sizes(sizes, form, least_sizes)
 
     # A cost of messages has the first four of these fields, and a cost of selections
@@ -457,6 +454,17 @@ def _median_error(errors: HeldOutErrors | None) -> float | None:
     if errors is None or not errors.sizes.size:
         return None
     return errors.median
+
+
+def _refuse_form_of_selections(kind: type[Any], form: str) -> None:
+    """Raise UserError if the cost of a collective cannot have a form.
+
+    Only a cost of messages is the cost of a collective. ``kind`` is the class of the form.
+    """
+    if issubclass(kind, SelectionCost):
+        raise UserError(
+            f"cost form {form!r} is of selections: use {', '.join(SIMPLE_FIRST)}"
+        )
 
 
 def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:

@@ -432,8 +432,9 @@ class _States:
         # The prefix before the first tensor has as many tensors as this tensor's number.
         previous = self.indices(firsts)
         # The times of the group that is added to each of these states.
+        points = self.points[firsts]
         ready_s, selecting_s, sending_s = (
-            times_s[last, firsts].repeat(self.points[firsts]) for times_s in groups
+            times_s[last, firsts].repeat(points) for times_s in groups
         )
         # Selections delay when the group is ready. Its message also waits for the last
         # message of the state.

@@ -494,7 +494,8 @@ def one_by_one(
     """Return when messages start and end if one is under way at a time.
 
     All scenarios are computed at once, message by message. A link with a token bucket
-    saves up tokens while nothing moves. A token later lets a byte through at once.
+    saves up tokens while nothing moves. A token later lets a byte through at once. Tokens
+    are counted in the seconds of link time that they save.
 
     Parameters
     ----------
@@ -524,8 +525,7 @@ def one_by_one(
     # The amount of compute after which the last message is ready.
     all_computed_s = ready_s.max(axis=-1, initial=0.0)
     link_free_s = np.zeros(scenarios)
-    # Tokens are counted in the seconds of link time that they save. A link that has
-    # rested begins with all tokens that it can save.
+    # A link that has rested begins with all tokens that it can save.
     tokens_s = np.full(scenarios, burst_s)
     # By how much messages have delayed compute so far. At time t the amount t - late_s
     # has been computed.

@@ -220,15 +220,10 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     off = _off_means(np.stack([x, y]), weight, run_weight)
     off_x = off[:, 0]
     off_y = off[:, 1]
-    # If a point of weight w joins a run of weight W, each second moment of the run about its
-    # means grows by w W / (w + W) times the product of two distances of the point from the
-    # means. For the first point of a run, W is 0, so its distances do not count.
-    weight_before = np.zeros((n, n_begins))
-    weight_before[1:] = run_weight[:-1]
-    growth = np.zeros((n, n_begins))
-    np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
+    # With each point that joins a run, the second moments about the means of the run grow:
+    # the sums of squares of x and of y, and the sum of products.
+    growth = _growth_of_moments(own_weight, run_weight)
     growth_x = growth * off_x
-    # The second moments: the sums of squares of x and of y, and the sum of products.
     xx = np.cumsum(growth_x * off_x, axis=0)
     xy = np.cumsum(growth_x * off_y, axis=0)
     yy = np.cumsum(growth * off_y * off_y, axis=0)
@@ -237,6 +232,34 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     explained = np.divide(xy * xy, xx, out=np.zeros((n, n_begins)), where=xx > 0)
     # Where a line fits exactly, rounding can make the difference slightly negative.
     return np.maximum(yy - explained, 0.0)
+
+
+def _growth_of_moments(own_weight: Floats, run_weight: Floats) -> Floats:
+    """Return the factor by which each point adds to the second moments of each run.
+
+    If a point of weight w joins a run of weight W, each second moment of the run about its
+    means grows by w W / (w + W) times the product of two distances of the point from the
+    means. The factor is w W / (w + W). For the first point of a run, W is 0, and so is the
+    factor.
+
+    Parameters
+    ----------
+    own_weight : ndarray, shape (n, B)
+        The element [j, i] is the weight w of point j if it belongs to run i, and else 0.
+    run_weight : ndarray, shape (n, B)
+        The weight of the run with the point, w + W, 0 where the run has not begun.
+
+    Returns
+    -------
+    ndarray, shape (n, B)
+        The factor of each point in each run, 0 where the run has not begun.
+    """
+    weight_before = np.zeros_like(run_weight)
+    weight_before[1:] = run_weight[:-1]
+    growth = np.zeros_like(run_weight)
+    has_begun = run_weight > 0
+    np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
+    return growth
 
 
 def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:

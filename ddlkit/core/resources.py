@@ -165,8 +165,8 @@ def jointly(
     states = {0: _NOTHING_SENT}
     previous_end = 0
     for end in ends:
-        # The first gradients that the last message may have. A given plan fixes where it
-        # begins. Without a plan it may begin after any prefix.
+        # The first gradients that the last message may have. With a given plan this message
+        # begins where the one before it ends. Without a plan it may begin after any prefix.
         firsts = [previous_end] if plan is not None else list(range(end))
         previous_end = end
         sizes = bytes_before[end] - bytes_before[firsts]
@@ -270,7 +270,8 @@ def _with_one_more_message(
     _States
         C states for each state of ``before``, one for each of the choices.
     """
-    # The states of all prefixes, one prefix after the other.
+    # The states of all prefixes, one prefix after the other. ``counts`` is how many states
+    # each prefix has.
     counts = [len(states.end_s) for states in before.values()]
     end_s = np.concatenate([states.end_s for states in before.values()])
     work_before_s = np.concatenate([states.work_s for states in before.values()])

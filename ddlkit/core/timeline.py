@@ -302,8 +302,8 @@ class Timeline:
 
         Tracks of a rank and a stream are counted from 0. This is interval partitioning:
         in the order of their starts, spans take the first track that is free, or a new
-        track if none is free. ``continuous_start_s`` has the starts of all iterations
-        on one time axis, as `_continuous_start_s` returns them.
+        track if none is free. ``continuous_start_s`` has the starts of the spans of
+        all iterations on one time axis, as `_continuous_start_s` returns them.
         """
         tracks = [0] * self.n
         continuous_end_s = continuous_start_s + (self.end_s - self.start_s)
