@@ -288,27 +288,31 @@ class Table:
             self.listed_ranks = Counter()
             self.hosts = Counter()
             self.memory = title["memory"] or ""
-        for named in _NAME.finditer(line):
-            # Of the three groups of `_NAME`, one for each program, only one has matched. The
-            # group of OSU is empty for its latency test between two ranks.
-            spelling = (named["nccl"] or named["osu"] or named["intel"] or "").lower()
-            # OSU calls its alltoall "All-to-All Personalized Exchange".
-            letters = re.sub("[^a-z]|personalized exchange", "", spelling)
-            # A collective that is not known keeps the spelling of the log.
-            self.collectives.add(_BY_SPELLING.get(letters, letters))
+        self.collectives |= _collectives_in(line)
         version = _NCCL_VERSION.search(line)
         if version:
             self.nccl = version["written"] or _nccl_version(int(version["number"]))
+        self._add_ranks(line)
+
+    def _add_ranks(self, line: str) -> None:
+        """Add what a line before the head says of the ranks.
+
+        Intel states the number of ranks in one line, and nccl-tests lists each rank in a
+        line of its own.
+        """
         ranks_in_line = _RANK.match(line)
-        # Intel states the number of ranks, and nccl-tests lists each rank in a line.
-        if ranks_in_line and ranks_in_line["count"]:
+        if ranks_in_line is None:
+            return
+        if ranks_in_line["count"]:
             self.stated_ranks = int(ranks_in_line["count"])
-        elif ranks_in_line:
-            # Older lists have no groups, which is the same as a single group.
-            group = int(ranks_in_line["group"] or 0)
-            self.listed_ranks[int(ranks_in_line["rank"]), group] += 1
-            if ranks_in_line["host"]:
-                self.hosts[ranks_in_line["host"]] += 1
+            return
+        rank = int(ranks_in_line["rank"])
+        # Older lists have no groups, which is the same as a single group.
+        group = int(ranks_in_line["group"] or 0)
+        self.listed_ranks[rank, group] += 1
+        # A line of the list may lack the host.
+        if ranks_in_line["host"]:
+            self.hosts[ranks_in_line["host"]] += 1
 
     def cells(
         self, words: list[str], where: str
@@ -382,6 +386,22 @@ class Table:
                 problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
             raise UserError(f"{where}, column time: {problem}")
         return n_words_before
+
+
+def _collectives_in(line: str) -> set[str]:
+    """Return the collectives that a line of a log names by a program or a title.
+
+    A collective that is not known keeps the spelling of the log, in small letters alone.
+    """
+    collectives = set()
+    for named in _NAME.finditer(line):
+        # Of the three groups of `_NAME`, one for each program, only one has matched. The
+        # group of OSU is empty for its latency test between two ranks.
+        spelling = (named["nccl"] or named["osu"] or named["intel"] or "").lower()
+        # OSU calls its alltoall "All-to-All Personalized Exchange".
+        letters = re.sub("[^a-z]|personalized exchange", "", spelling)
+        collectives.add(_BY_SPELLING.get(letters, letters))
+    return collectives
 
 
 def _nccl_version(number: int) -> str:
@@ -503,23 +523,36 @@ class _TableCollector:
         before_debug = _NCCL_DEBUG.sub("", line)
         has_debug = before_debug != line
         if has_debug and not before_debug.strip():
-            # The whole line is NCCL's, and may be between the parts of a row.
+            # The whole line is NCCL's. It may be between the parts of a row, whose rest is
+            # therefore still expected.
             return
-        if self._adds_rest_of_row(before_debug):
-            self.row_may_be_cut = has_debug
-            return
-        if _ROW.match(before_debug):
-            # Numbers that follow no head are not of a table.
-            if self.current is not None:
-                self.current.rows.append((number, _WORD.findall(before_debug)))
-                self.row_may_be_cut = has_debug
-                self.is_after_row = True
-            return
-        # The rest of a cut row would have been in this line, so it is no longer expected.
-        self.row_may_be_cut = False
-        if not line.strip():
-            return
-        # From here on, the line is no row. It may still be the first one after a row.
+        is_of_row = self._adds_rest_of_row(before_debug)
+        if not is_of_row:
+            is_of_row = self._adds_row(number, before_debug)
+        # Any other line ends the wait for the rest of a row.
+        self.row_may_be_cut = is_of_row and has_debug
+        # Empty lines say nothing.
+        if not is_of_row and line.strip():
+            self._add_other_line(number, line)
+
+    def _adds_row(self, number: int, line: str) -> bool:
+        """Add a line as a new row if it is one, and return whether it is.
+
+        Numbers that follow no head are not of a table, and are not added.
+        """
+        if not _ROW.match(line):
+            return False
+        if self.current is not None:
+            self.current.rows.append((number, _WORD.findall(line)))
+            self.is_after_row = True
+        return True
+
+    def _add_other_line(self, number: int, line: str) -> None:
+        """Add a line that is neither empty nor of a row.
+
+        The line may be the head of a table, end the current table, or state facts.
+        """
+        # This line may still be the first one after a row. The next line is not.
         is_after_row = self.is_after_row
         self.is_after_row = False
         if _FENCE.match(line):
@@ -680,23 +713,37 @@ def read_log(
         problem = f"{chosen.runs_at_once} processes print into one table"
         raise _without_mpi(problem, file)
     _refuse_cut(chosen, file)
+    return _message_times(chosen, file, collective, ranks), chosen
+
+
+def _message_times(
+    table: Table, file: str, wanted_collective: str, user_ranks: int
+) -> DataFrame:
+    """Return the message times in a table, with the columns that `read_log` returns.
+
+    ``wanted_collective`` is the user's collective, "" if the user names none.
+    ``user_ranks`` is the user's number of ranks, 0 if there is none, which is used only if
+    the log does not state the number.
+
+    Raises UserError if the table is damaged, contradicts itself or is of another
+    collective than the user's, or if it needs a number of ranks and none is known.
+    """
+    ranks = table.ranks or user_ranks
     # The sheet has the table as text, for errors, and the frame has it as numbers.
-    sheet, frame = _sizes_times_and_rates(chosen, file)
-    # The user's number of ranks is used only if the log does not state it.
-    ranks = chosen.ranks or ranks
+    sheet, frame = _sizes_times_and_rates(table, file)
     # The collectives that the table may be of, each with the way in which it is printed.
-    possible = _possible_collectives(chosen, frame, ranks)
-    if chosen.has_rates:
+    possible = _possible_collectives(table, frame, ranks)
+    if table.has_rates:
         _check_values(sheet, frame)
-        _refuse_out_of_bounds(chosen, file)
+        _refuse_out_of_bounds(table, file)
         factors = {convention.algbw_factor for convention in possible.values()}
         # Without a possible collective, algbw is taken for the plain size over time.
         _check_rates(sheet, frame, factors or {1.0})
     # This refuses the table if no collective is possible.
-    name = _decided_collective(chosen, file, possible, collective, ranks)
-    bytes_factor = possible[name].bytes_factor
+    name = _decided_collective(table, file, possible, wanted_collective, ranks)
     # The printed size may be the bytes of one rank. The size of the message is then larger
     # by a factor, the number of ranks. The factor is 0 if that number is unknown.
+    bytes_factor = possible[name].bytes_factor
     if bytes_factor == 0:
         problem = f"the bytes of {name} are those of one rank: give --ranks"
         raise UserError(f"{file}: {problem}")
@@ -704,7 +751,7 @@ def read_log(
         bytes=frame["size"] * bytes_factor, collective=name, ranks=ranks
     )
     frame = frame.rename(columns={"time": "seconds"})
-    return frame[["bytes", "seconds", "place", "collective", "ranks"]], chosen
+    return frame[["bytes", "seconds", "place", "collective", "ranks"]]
 
 
 def _refuse_cut(table: Table, file: str) -> None:
@@ -795,36 +842,32 @@ def _chosen_table(
     # The caller refuses a single table later if it is not of the collective.
     if number is None and len(tables) == 1:
         return tables[0]
-    # From here on, there are several tables without a number, or no table has the number.
-    # Each table gets a phrase, for the list in an error. The tables that fit, and their
-    # phrases, are also kept apart.
-    described = []
+    # For each table, the collectives that it may be of, and a phrase for a list in an error.
+    collectives = [_collectives_of_table(table, file, ranks) for table in tables]
+    described = [
+        f"table {position + 1} of {' or '.join(collectives[position])}, "
+        f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
+        for position, table in enumerate(tables)
+    ]
+    if number is not None:
+        raise _no_table_of_number(number, described, file)
+
+    # The positions, counted from 0, of the tables that fit.
     fitting = []
-    fitting_described = []
     for position, table in enumerate(tables):
-        # If the log names no collective, these are the ones for which the table's algorithm
-        # and bus bandwidths would be printed. Their ratio depends on the number of ranks.
-        collectives = _collectives_of_table(table, file, ranks)
-        phrase = (
-            f"table {position + 1} of {' or '.join(collectives)}, "
-            f"{table.ranks or 'unknown'} ranks, {len(table.rows)} rows"
-        )
-        described.append(phrase)
-        is_of_collective = not collective or collective in collectives
+        is_of_collective = not collective or collective in collectives[position]
         # A table with 0 ranks does not state its number of ranks, and may be of any number.
         is_of_ranks = not ranks or table.ranks in (0, ranks)
         if is_of_collective and is_of_ranks:
-            fitting.append(table)
-            fitting_described.append(phrase)
-    if number is not None:
-        raise _no_table_of_number(number, described, file)
+            fitting.append(position)
     if len(fitting) == 1:
-        return fitting[0]
+        return tables[fitting[0]]
     # If several tables fit, the user chooses among them. If none fits, the user chooses
     # among all.
-    listed = "; ".join(fitting_described or described)
+    offered = [described[position] for position in fitting] or described
     raise UserError(
-        f"{file}: has {len(tables)} tables ({listed}): choose one with --table N"
+        f"{file}: has {len(tables)} tables ({'; '.join(offered)}): choose one with "
+        "--table N"
     )
 
 
@@ -869,16 +912,66 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     Raises UserError if the table has too many rows or none above size 0, if a row is
     damaged or repeats the row before it, or if one size is timed in several variants.
     """
+    lines = _lines_of_table(table, file)
+    # For each time, the number of its line, and its cells in the columns of `_PRINTED`.
+    numbers: list[int] = []
+    rows: list[list[str]] = []
+    for line in lines:
+        if line.size == "0":
+            continue
+        # A line of the log has one time or, for two places, two.
+        rows_of_line = _printed_rows(table, line.size, line.places)
+        numbers += [line.number] * len(rows_of_line)
+        rows += rows_of_line
+    if not rows:
+        where = f"{file}: row at line {lines[-1].number}"
+        raise UserError(f"{where}, column size: none is above 0 in this table")
+    refuse_several_variants([(line.size, line.variant) for line in lines], file)
+    sheet = Sheet(file, _PRINTED.names, numbers, rows)
+    # Only a table without rates may be cut unnoticed, because nccl-tests, which prints
+    # rates, also prints a last line.
+    if not table.has_rates:
+        _check_last_time(sheet)
+    frame = _PRINTED.frame(sheet, exact=False)
+    # `_PRINTED` has taken every time for microseconds, and made seconds of it. Some layouts
+    # print times in another unit.
+    return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
+
+
+class _Line(NamedTuple):
+    """A line of a log that is a row of a table.
+
+    Attributes
+    ----------
+    number : int
+        The number of the line in the file, counted from 1.
+    size : str
+        The printed size.
+    variant : dict of str to str
+        The cells of those columns of `_VARIANTS` that the table has, such as the type of
+        the elements.
+    places : list of dict of str to str
+        For each place that the table times, the time and the cells after it, by the names
+        of their columns.
+    """
+
+    number: int
+    size: str
+    variant: dict[str, str]
+    places: list[dict[str, str]]
+
+
+def _lines_of_table(table: Table, file: str) -> list[_Line]:
+    """Return the rows of a table, divided into cells.
+
+    Raises UserError if there are too many rows, or if a row is damaged or repeats the row
+    before it.
+    """
     if len(table.rows) > MOST_ROWS:
         raise UserError(
             f"{file}: {len(table.rows)} rows, more than {MOST_ROWS}: leave some out"
         )
-    # For each time, the number of its line, and its cells in the columns of `_PRINTED`.
-    lines: list[int] = []
-    rows: list[list[str]] = []
-    # For each line, its size and, for example, its type of elements.
-    variants: list[tuple[str, dict[str, str]]] = []
-    # The words of the row before.
+    lines = []
     words_before: list[str] = []
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
@@ -894,26 +987,8 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         variant = {
             name: cell for name, cell in before_times.items() if name in _VARIANTS
         }
-        variants.append((size, variant))
-        if size == "0":
-            continue
-        # A line of the log has one time or, for two places, two.
-        rows_of_line = _printed_rows(table, size, places)
-        lines += [number] * len(rows_of_line)
-        rows += rows_of_line
-    if not rows:
-        # `where` is the last line of the table here.
-        raise UserError(f"{where}, column size: none is above 0 in this table")
-    refuse_several_variants(variants, file)
-    sheet = Sheet(file, _PRINTED.names, lines, rows)
-    # Only a table without rates may be cut unnoticed, because nccl-tests, which prints
-    # rates, also prints a last line.
-    if not table.has_rates:
-        _check_last_time(sheet)
-    frame = _PRINTED.frame(sheet, exact=False)
-    # `_PRINTED` has taken every time for microseconds, and made seconds of it. Some layouts
-    # print times in another unit.
-    return sheet, frame.assign(time=frame["time"] * table.layout.time_unit_us)
+        lines.append(_Line(number, size, variant, places))
+    return lines
 
 
 def _printed_rows(
@@ -1038,16 +1113,34 @@ def _possible_by_rates(
     for name, collective in KNOWN.items():
         if has_redop != collective.prints_redop or has_root != collective.prints_root:
             continue
-        likely_ranks = ranks or _ranks_by_bus_factor(collective, rates.busbw_factor)
-        # Where several conventions fit, they have the same bytes_factor and differ by less
-        # than rounding, so any of them will do.
-        for convention in _conventions(collective, likely_ranks):
-            if rates.fit(convention):
-                possible[name] = convention
+        convention = _fitting_convention(collective, rates, ranks)
+        if convention is not None:
+            possible[name] = convention
     # N/A in the column "wrong", which older versions call "error", means that the results
     # were not checked. Tables without this column count as checked.
     is_checked = [cells.get("wrong", cells.get("error")) != "N/A" for cells in places]
     return _possible_by_checks(possible, is_checked)
+
+
+def _fitting_convention(
+    collective: Collective, rates: _Rates, ranks: int
+) -> Convention | None:
+    """Return a convention of nccl-tests by which a collective has the rates of a table.
+
+    ``ranks`` is the number of ranks. If it is unknown, which 0 stands for, the number
+    follows from the rates. The result is None if the rates fit no convention.
+    """
+    likely_ranks = ranks or _ranks_by_bus_factor(collective, rates.busbw_factor)
+    fitting = [
+        convention
+        for convention in _conventions(collective, likely_ranks)
+        if rates.fit(convention)
+    ]
+    if not fitting:
+        return None
+    # Where several conventions fit, they have the same bytes_factor and differ by less
+    # than rounding, so any of them will do.
+    return fitting[-1]
 
 
 class _Rates(NamedTuple):

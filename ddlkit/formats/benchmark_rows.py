@@ -239,8 +239,6 @@ def benchmark_times(
         is printed beside it, if a message is timed in several variants, or if a place is
         given and the program does not distinguish places.
     """
-    from pandas import DataFrame
-
     if not rows:
         raise UserError(f"{file}: a table of {source} without times: did the run fail?")
     if len(rows) > MOST_ROWS:
@@ -257,6 +255,26 @@ def benchmark_times(
         ((row.collective, row.ranks, row.n_bytes), row.variant) for row in rows
     ]
     refuse_several_variants(messages_and_variants, file)
+    frame = _frame(rows)
+    if "place" in frame:
+        frame, note = rows_of_place(frame, options.place, file)
+        return MessageTimes(source, frame, note)
+    if options.place is not None:
+        raise UserError(
+            f"{file}: {source} does not distinguish times in place: leave --place out"
+        )
+    return MessageTimes(source, frame)
+
+
+def _frame(rows: Sequence[BenchmarkRow]) -> DataFrame:
+    """Return the times of a benchmark as a table.
+
+    The columns are bytes, seconds, place, collective and ranks. The column "ranks" is left
+    out if all numbers of ranks are unknown, and "place" if the program does not distinguish
+    places.
+    """
+    from pandas import DataFrame
+
     columns = {
         "bytes": [row.n_bytes for row in rows],
         "seconds": [row.seconds for row in rows],
@@ -265,19 +283,13 @@ def benchmark_times(
         "ranks": [row.ranks for row in rows],
     }
     frame = DataFrame(columns)
-    # 0 stands for an unknown number of ranks, and "" for a program without places.
+    # An unknown number of ranks is 0.
     if not frame["ranks"].any():
         frame = frame.drop(columns="ranks")
+    # The place of a program without places is "".
     if not frame["place"].any():
         frame = frame.drop(columns="place")
-        if options.place is not None:
-            raise UserError(
-                f"{file}: {source} does not distinguish times in place: "
-                "leave --place out"
-            )
-        return MessageTimes(source, frame)
-    frame, note = rows_of_place(frame, options.place, file)
-    return MessageTimes(source, frame, note)
+    return frame
 
 
 def refuse_several_variants(

@@ -98,10 +98,7 @@ def _row(
     # The program's short name for messages between two ranks.
     if title["collective"] == "pt2pt":
         collective = "point_to_point"
-    # The printed size is rounded. The description of the tensor, as in "1024x4" for
-    # elements and bytes of each, is exact.
-    elements = whole(match["elements"], where, "Description")
-    n_bytes = elements * whole(match["element_bytes"], where, "Description")
+    n_bytes = _bytes_of_tensor(match, where)
     # The tensor is the input of one rank. The size of an all-gather is that of its output.
     if collective == "all_gather":
         n_bytes *= ranks
@@ -111,12 +108,9 @@ def _row(
     rate_unit = _BYTES_PER_S[head["unit"]]
     # The rate may be rounded to 0.
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
-    # A duration is rounded by up to half a unit of its last decimal. It has few decimals,
-    # so the rounding can be a large share of a short duration.
-    decimals = len(match["duration"].partition(".")[2])
-    relative_duration_error = 0.5 * 10.0**-decimals / duration
     # The printed bus bandwidth is compared with the one that follows from size and
     # duration. Both are rounded, so the two roundings add up.
+    relative_duration_error = _rounding_share(match["duration"])
     busbw_rounding_bytes_per_s = (
         _RATE_ROUNDING * rate_unit + relative_duration_error * busbw_bytes_per_s
     )
@@ -131,6 +125,27 @@ def _row(
     )
     # The bus bandwidth may tell the time with more digits than the printed duration.
     return row._replace(seconds=_finer_time_s(row, relative_duration_error))
+
+
+def _bytes_of_tensor(match: re.Match[str], where: str) -> int:
+    """Return the bytes of the tensor that a row describes.
+
+    The description, as in "1024x4" for elements and bytes of each, is exact. The size that
+    is printed beside it is rounded.
+    """
+    elements = whole(match["elements"], where, "Description")
+    element_bytes = whole(match["element_bytes"], where, "Description")
+    return elements * element_bytes
+
+
+def _rounding_share(number: str) -> float:
+    """Return how far a printed number above zero may be rounded, as a share of it.
+
+    Numbers are rounded by up to half a unit of their last decimal. Durations are printed
+    with few decimals, so that the share can be large for a short one.
+    """
+    decimals = len(number.partition(".")[2])
+    return 0.5 * 10.0**-decimals / float(number)
 
 
 def _unit_of_duration(match: re.Match[str], head: re.Match[str], where: str) -> str:

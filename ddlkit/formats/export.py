@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddlkit.core.collective import find_collective
 from ddlkit.core.cost import MessageCost
@@ -216,11 +217,7 @@ def profile(cost: MessageCost, torch: str) -> str:
     output_parts = collective.output_parts(ranks)
     events = []
     for dtype, element_bytes in ELEMENTS.items():
-        # A message must divide into equal parts of whole elements, one for each rank. Each
-        # size is therefore rounded down to such a message, but to at least one element for
-        # each rank. Sizes that become the same number of elements are written once.
-        elements_of_rank = np.unique(np.maximum(SIZES // element_bytes // ranks, 1))
-        elements = elements_of_rank * ranks
+        elements = _sizes_in_elements(element_bytes, ranks)
         times_s = cost(elements * element_bytes)
         for n_elements, seconds in zip(elements.tolist(), times_s, strict=True):
             args = {
@@ -241,3 +238,13 @@ def profile(cost: MessageCost, torch: str) -> str:
             }
             events.append(event)
     return json.dumps({"torch": torch, "traceEvents": events})
+
+
+def _sizes_in_elements(element_bytes: int, ranks: int) -> NDArray[np.int64]:
+    """Return `SIZES` as numbers of elements that divide into equal parts of the ranks.
+
+    The sizes are rounded down, but to no less than one element for each rank. Sizes that
+    become the same number of elements occur once in the result.
+    """
+    elements_of_rank = np.maximum(SIZES // element_bytes // ranks, 1)
+    return np.unique(elements_of_rank) * ranks

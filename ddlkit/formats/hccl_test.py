@@ -106,30 +106,41 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     size = whole(match["size"], where, "data_size")
     seconds = positive(match["time"], where, "aveg_time") / 1e6
     algbw_bytes_per_s = 1e9 * positive(match["algbw"], where, "alg_bandwidth")
-    bytes_by_rate = algbw_bytes_per_s * seconds
-    # The bandwidth always counts the whole message. The printed size is that of the whole
-    # message, which is 1 part, or that of one rank's part, of which there are `ranks`.
-    # A ratio that rounds to 0 counts as 1, and the check of the error refuses it.
-    parts = max(1, round(bytes_by_rate / size))
-    n_bytes = parts * size
-    relative_error = abs(bytes_by_rate / n_bytes - 1)
-    # With an unknown number of ranks, any number of parts is possible.
-    is_whole_or_part = parts == 1 or parts == ranks or ranks == 0
     # The relative error may be this large: the size is divided among the ranks and rounded
     # up to whole elements, and the printed bandwidth is rounded, too.
     allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
-    # The error is infinite or NaN where large numbers overflow.
-    agrees = math.isfinite(relative_error) and relative_error <= allowed
-    if not is_whole_or_part or not agrees:
+    n_bytes = _whole_message_bytes(size, algbw_bytes_per_s * seconds, ranks, allowed)
+    if n_bytes is None:
         raise UserError(
             f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
             f"in {match['time']} us: other units?"
         )
-    # 0 says that the log does not state the number of ranks.
     return BenchmarkRow(
         where=where,
         n_bytes=n_bytes,
         seconds=seconds,
         collective=collective,
+        # The log does not state the number of ranks.
         ranks=0,
     )
+
+
+def _whole_message_bytes(
+    size: int, bytes_by_rate: float, ranks: int, allowed: float
+) -> int | None:
+    """Return the size of the whole message, None if the printed numbers contradict it.
+
+    The printed ``size`` is that of the whole message or that of the part of one rank.
+    ``bytes_by_rate`` is the printed bandwidth times the time, which always counts the whole
+    message, and may be off by ``allowed``, a share of the result. ``ranks`` is 0 if the
+    number of ranks, and therefore of parts, is unknown.
+    """
+    # A ratio that rounds to 0 counts as 1, and the relative error is then too large.
+    parts = max(1, round(bytes_by_rate / size))
+    if ranks != 0 and parts not in (1, ranks):
+        return None
+    n_bytes = parts * size
+    relative_error = abs(bytes_by_rate / n_bytes - 1)
+    # The error is infinite or NaN where large numbers overflow.
+    agrees = math.isfinite(relative_error) and relative_error <= allowed
+    return n_bytes if agrees else None

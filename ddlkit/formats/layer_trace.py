@@ -357,15 +357,7 @@ def _sheet(text: str, file: str) -> Sheet:
     the file spells them, and also if the file has no header.
     """
     names = _TRACE.names
-    # `read_sheet` takes CSV with a header. The cells of a trace are separated by blanks or
-    # commas, so the trace is turned into such CSV. An empty file is turned into one empty
-    # line, which `read_sheet` refuses.
-    lines = [",".join(_cells(line)) for line in text.splitlines()] or [""]
-    # `read_sheet` takes line 1 for the header. If the file begins with empty lines, its
-    # first line with text and the empty line 1 change places. The line with text then
-    # counts as line 1, and all later lines keep the numbers that they have in the file.
-    first = next((i for i, line in enumerate(lines) if line), 0)
-    lines[0], lines[first] = lines[first], lines[0]
+    lines = _lines_of_csv(text)
     # The first column is "id". Without a header, the first cell is a number.
     has_header = lines[0].lower().startswith("id")
     n_added_lines = 0
@@ -382,6 +374,24 @@ def _sheet(text: str, file: str) -> Sheet:
             raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
     line_numbers_in_file = [line - n_added_lines for line in sheet.lines]
     return Sheet(file, names, line_numbers_in_file, sheet.rows)
+
+
+def _lines_of_csv(text: str) -> list[str]:
+    """Return the lines of a trace, whose cells blanks or commas separate, as lines of CSV.
+
+    The first line of the result has text, because `read_sheet` takes it for the header.
+    All lines after it keep their numbers in the file. A file without text becomes one
+    empty line.
+    """
+    lines = [",".join(_cells(line)) for line in text.splitlines()]
+    for position, line in enumerate(lines):
+        if line:
+            # If the file begins with empty lines, this line and the empty first one change
+            # places, so that all later lines keep their numbers.
+            lines[position] = lines[0]
+            lines[0] = line
+            return lines
+    return [""]
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:

@@ -84,8 +84,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         # A collective of one rank sends nothing, and the size of an unknown one is unclear.
         if row.ranks > 1 and row.collective in KNOWN:
             rows.append(row)
-            nodes = operation.header.get("nnodes", "unknown number of")
-            links.append("1 node" if nodes == 1 else f"{nodes} nodes")
+            links.append(_link(operation.header))
     if n_by_processor and not rows:
         raise UserError(
             f"{file}: all {n_by_processor} times are those of the processor, "
@@ -96,6 +95,17 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     if len({*links}) > 1:
         times = times._replace(rows=times.rows.assign(link=links))
     return times
+
+
+def _link(header: dict[str, Any]) -> str:
+    """Return the link of a communicator, which is the number of its nodes in words.
+
+    ``header`` has the facts about the communicator, by the names of the file.
+    """
+    if "nnodes" not in header:
+        return "unknown number of nodes"
+    nodes = header["nnodes"]
+    return "1 node" if nodes == 1 else f"{nodes} nodes"
 
 
 def _operations(text: str, file: str) -> Iterator[_Operation]:

@@ -77,9 +77,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     for number, line in enumerate(unlabelled(text), start=1):
         command = _COMMAND.search(line)
         if command:
+            # A command that names no collective leaves the earlier one as it is.
             collective = _collective_of(command["words"]) or collective
-            stated = _RANKS.search(command["words"])
-            ranks = int(stated["ranks"]) if stated else 0
+            ranks = _ranks_of(command["words"])
         words = line.split()
         # A row of a table begins with its size.
         is_row = columns and words and words[0].isdigit()
@@ -96,6 +96,15 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             # Any other line that is not empty ends the table.
             columns = []
     return benchmark_times(SOURCE, rows, file, options)
+
+
+def _ranks_of(words: str) -> int:
+    """Return the number of ranks that a command of nccom-test states, 0 if none.
+
+    ``words`` are the arguments of the command.
+    """
+    stated = _RANKS.search(words)
+    return int(stated["ranks"]) if stated else 0
 
 
 def _cells_by_column(
@@ -154,11 +163,8 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
-    # Depending on the version, the unit of both bandwidths is 1e9 or 2**30 bytes/s. It is
-    # taken to be the one in which algbw is closer to size over time.
-    distances = [abs(algbw - size / seconds / unit) for unit in _UNITS_BYTES_PER_S]
-    distance = min(distances)
-    unit = _UNITS_BYTES_PER_S[distances.index(distance)]
+    unit = _unit_of_bandwidths(algbw, size / seconds)
+    distance = abs(algbw - size / seconds / unit)
     # A tolerance, and the rounding of the printed algbw.
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
     # The comparison is False also for a bandwidth that is not a number (NaN).
@@ -167,6 +173,11 @@ def _row(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"
         )
+    # If algbw has few digits, both units may fit, and `unit` may be the wrong one. The
+    # printed busbw is then wrong by the difference between the units, besides its rounding.
+    busbw_rounding_bytes_per_s = (
+        2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
+    )
     return BenchmarkRow(
         where=where,
         n_bytes=size,
@@ -174,12 +185,20 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=busbw * unit,
-        # If algbw has few digits, both units may fit, and `unit` may be the wrong one. The
-        # printed busbw is then wrong by the difference between the units, besides its
-        # rounding.
-        busbw_rounding_bytes_per_s=(
-            2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
-        ),
+        busbw_rounding_bytes_per_s=busbw_rounding_bytes_per_s,
         # Types of elements tell several kinds of messages apart.
         variant={"type": cells.get("type", "")},
     )
+
+
+def _unit_of_bandwidths(algbw: float, bytes_per_s: float) -> float:
+    """Return the unit of the printed bandwidths, in bytes/s.
+
+    Depending on the version of nccom-test, the unit is 1e9 or 2**30 bytes/s. It is taken to
+    be the one in which the printed ``algbw`` is closer to size over time, ``bytes_per_s``.
+    """
+
+    def distance(unit: float) -> float:
+        return abs(algbw - bytes_per_s / unit)
+
+    return min(_UNITS_BYTES_PER_S, key=distance)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -128,19 +128,14 @@ def _of_csv(text: str, file: str) -> DataFrame:
     sheet = read_sheet(text, file)
     # The columns of nodes, NCCL versions and settings apart from all others, which stay CSV.
     extra = _extra_columns(sheet)
-    header, *rows = _without_extra(sheet)
+    other_columns = _without_extra(sheet)
     tables = []
     # `size_time_csv` knows no nodes, NCCL versions or settings, and would mix their times. So
     # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
-        # Each row stays in its line of the file, so that errors name the right line. The lines
-        # of other rows are empty. Lines count from 1, and the header is the first one.
-        lines = [""] * max(sheet.lines)
-        lines[0] = header
         # The index has the positions of the rows in the sheet.
-        for row in extra_of_part.index:
-            lines[sheet.lines[row] - 1] = rows[row]
-        part = size_time_csv.read("\n".join(lines), file, MessageOptions()).rows
+        csv_of_part = _csv_of_rows(other_columns, extra_of_part.index, sheet.lines)
+        part = size_time_csv.read(csv_of_part, file, MessageOptions()).rows
         nodes, nccl, settings = key
         tables.append(part.assign(nodes=nodes, nccl=nccl, settings=settings))
     table = pd.concat(tables, ignore_index=True)
@@ -149,6 +144,25 @@ def _of_csv(text: str, file: str) -> DataFrame:
             f"{file}: has no column ranks, the number of GPUs that exchange messages: add it"
         )
     return table
+
+
+def _csv_of_rows(
+    table: Sequence[str], positions: Iterable[int], line_numbers: Sequence[int]
+) -> str:
+    """Return some rows of a table as CSV, each in its line of the file.
+
+    Errors about the result then name the right lines. The lines of other rows are empty.
+
+    ``table`` has the header and then all rows, as lines of CSV. ``positions`` are those of
+    the rows to return, and ``line_numbers`` has the line of each row in the file. Positions
+    count from 0 and lines from 1.
+    """
+    header, *rows = table
+    lines = [""] * max(line_numbers)
+    lines[0] = header
+    for position in positions:
+        lines[line_numbers[position] - 1] = rows[position]
+    return "\n".join(lines)
 
 
 def _is_extra(name: str) -> bool:

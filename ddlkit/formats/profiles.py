@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.workload import LayerProfile
 from ddlkit.formats import flop_counts, readers, transformer_shapes
-from ddlkit.formats.contract import ImportOptions
+from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store import files
 from ddlkit.store.readers import profile_frame
 from ddlkit.store.sheet import (
@@ -88,15 +88,8 @@ def import_file(
     file = str(path)
     if kind is None:
         kind = guess_kind(text, file)
-    by_name = {reader.name: reader for reader in readers.LAYER_PROFILES}
-    if kind not in by_name:
-        # `takes` is a phrase that says which files the format has.
-        known = "; ".join(
-            f"{reader.name}, {reader.takes}" for reader in by_name.values()
-        )
-        raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
     # Findings are remarks for the user.
-    profile, findings = by_name[kind].read(text, file, options)
+    profile, findings = _reader_of_kind(kind).read(text, file, options)
     # The name up to the first dot, without all extensions.
     name_of_file, _, _ = path.name.partition(".")
     profile = replace(
@@ -113,6 +106,21 @@ def import_file(
         problem += "give it with --batch"
         findings = (*findings, Finding("batch", layers=(), text=problem))
     return Imported(kind, profile, findings)
+
+
+def _reader_of_kind(kind: str) -> readers.Reader[ImportOptions, ReadProfile]:
+    """Return the reader of a format, by the name of the format.
+
+    Raises UserError, with a list of all formats, if no format has this name.
+    """
+    for reader in readers.LAYER_PROFILES:
+        if reader.name == kind:
+            return reader
+    # `takes` is a phrase that says which files the format has.
+    known = "; ".join(
+        f"{reader.name}, {reader.takes}" for reader in readers.LAYER_PROFILES
+    )
+    raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
 
 
 def guess_kind(text: str, file: str) -> str:

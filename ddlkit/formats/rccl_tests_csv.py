@@ -6,6 +6,8 @@ microseconds, and rates are in GB/s. Sizes are those of `ddlkit.core.collective`
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ddlkit.core.units import format_bytes
@@ -16,7 +18,10 @@ from ddlkit.formats.benchmark_rows import (
     collective_named,
 )
 from ddlkit.formats.contract import MessageOptions, MessageTimes
-from ddlkit.store.sheet import Column, Schema, read_sheet
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SOURCE = "rccl-tests"
 
@@ -66,22 +71,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     sheet = read_sheet(text, file)
     # The file may have other columns, which are ignored.
     frame = _TABLE.frame(sheet, exact=False)
-    # N/A means that the results were not checked, and is accepted.
-    is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
-    if is_wrong.any():
-        # argmax returns the first row with wrong results.
-        row = int(np.argmax(is_wrong))
-        size = format_bytes(frame["size"][row])
-        count = frame["#wrong"][row]
-        problem = f"the benchmark found {count} wrong values in a message of {size}"
-        sheet.fail(row, "#wrong", f"{problem}, {UNTRUSTED_TIMES}")
-    # A message that is too small to be divided among the ranks has size 0. It is left out
-    # below, so its time is not checked here and may be 0.
-    is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
-    if is_timed_as_zero.any():
-        row = int(np.argmax(is_timed_as_zero))
-        time = f"{frame['time'][row]:g}"
-        sheet.fail(row, "time", f"is {time}; it must be above zero")
+    _refuse_wrong_results(sheet, frame)
+    _refuse_times_of_zero(sheet, frame)
     # Each GPU is a rank of the collective. A file has either the number of GPUs ("gpus"), or
     # the number of processes ("ranks") and of the GPUs of each ("gpusperrank"). The number
     # for which columns are missing is 0 by their defaults, so the larger one is right.
@@ -89,6 +80,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     is_in_place = frame["inplace"] > 0
     rows = []
     for row in range(len(frame)):
+        # A message that is too small to be divided among the ranks has size 0.
         if frame["size"][row] == 0:
             continue
         rows.append(
@@ -106,3 +98,29 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             )
         )
     return benchmark_times(SOURCE, rows, file, options)
+
+
+def _refuse_wrong_results(sheet: Sheet, frame: DataFrame) -> None:
+    """Raise UserError if the benchmark has found wrong results of a collective."""
+    # N/A means that the results were not checked, and is accepted.
+    is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
+    if is_wrong.any():
+        # argmax returns the first row with wrong results.
+        row = int(np.argmax(is_wrong))
+        size = format_bytes(frame["size"][row])
+        count = frame["#wrong"][row]
+        problem = f"the benchmark found {count} wrong values in a message of {size}"
+        sheet.fail(row, "#wrong", f"{problem}, {UNTRUSTED_TIMES}")
+
+
+def _refuse_times_of_zero(sheet: Sheet, frame: DataFrame) -> None:
+    """Raise UserError if a message took no time.
+
+    A message of size 0 may take no time, because `read` leaves it out.
+    """
+    is_timed_as_zero = ((frame["size"] > 0) & (frame["time"] <= 0)).to_numpy()
+    if is_timed_as_zero.any():
+        # argmax returns the first such row.
+        row = int(np.argmax(is_timed_as_zero))
+        time = f"{frame['time'][row]:g}"
+        sheet.fail(row, "time", f"is {time}; it must be above zero")
