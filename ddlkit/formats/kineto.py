@@ -461,18 +461,8 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     Raises UserError if the document is no Chrome trace, or if a span has no name, start
     or duration.
     """
-    # A Chrome trace is an object with a list "traceEvents" of entries, or only the list.
-    entries = document
-    if isinstance(document, dict):
-        entries = document.pop("traceEvents", None)
-    is_list = isinstance(entries, list)
-    if not is_list or not all(isinstance(entry, dict) for entry in entries):
-        raise UserError(
-            f"{source}: is no Chrome trace, because it has no list traceEvents of "
-            f"objects: {NEEDED}"
-        )
     spans = []
-    for number, entry in enumerate(entries):
+    for number, entry in enumerate(_taken_entries(document, source)):
         # The phase "X" stands for a span with start and duration. Entries of other phases
         # are instants, for example. Copies of a range of the processor, which the profiler
         # adds to the rows of the GPU, are left out, too.
@@ -488,6 +478,24 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
             )
         spans.append(entry)
     return spans
+
+
+def _taken_entries(document: Any, source: str) -> list[dict[str, Any]]:
+    """Return all entries of a Chrome trace, after taking their list out of the document.
+
+    A Chrome trace is an object with a list "traceEvents" of entries, or only the list.
+    Raises UserError if the document is neither, or if an entry is no object.
+    """
+    entries = document
+    if isinstance(document, dict):
+        entries = document.pop("traceEvents", None)
+    is_list = isinstance(entries, list)
+    if not is_list or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(
+            f"{source}: is no Chrome trace, because it has no list traceEvents of "
+            f"objects: {NEEDED}"
+        )
+    return entries
 
 
 def _is_timed(entry: Mapping[str, Any]) -> bool:
@@ -640,8 +648,7 @@ def _size_args(
             continue
         if event.collective:
             message_correlations.add(correlation)
-    # The launches during an operator are neighbours in this list, which is sorted by
-    # thread and then by time.
+    # The thread, the instant and the correlation number of the launch of each message.
     launches_of_messages = sorted(
         (launches[correlation].thread, launches[correlation].start_s, correlation)
         for correlation in message_correlations
@@ -654,21 +661,29 @@ def _size_args(
     # its arguments replace those of the operators around it.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
-        # The launches on the operator's thread between its start and its end. They are
-        # found by thread and time, the first two elements of the tuples. A tuple of only
-        # these two sorts before all tuples of three that begin with them.
-        first = bisect_left(launches_of_messages, (operator.thread, operator.start_s))
-        behind_last = bisect_right(
-            launches_of_messages, (operator.thread, operator.end_s)
-        )
-        n_launched = behind_last - first
+        launched = _launched_during(operator, launches_of_messages)
         # If an operator launches several messages, how much each of them sends is
         # unknown.
-        if n_launched != 1:
-            continue
-        _, _, correlation = launches_of_messages[first]
-        args[correlation] |= _size_args_of_operator(operator)
+        if len(launched) == 1:
+            args[launched[0]] |= _size_args_of_operator(operator)
     return args
+
+
+def _launched_during(
+    operator: Event, launches: Sequence[tuple[str, float, int]]
+) -> list[int]:
+    """Return the correlation numbers of the messages that an operator has launched.
+
+    ``launches`` has the thread, the instant and the correlation number of the launch of
+    each message, and is sorted. An operator has launched what was launched on its thread
+    between its start and its end.
+    """
+    # These launches are neighbours in the sorted list. They are found by thread and
+    # instant. A tuple of only these two sorts before all tuples of three that begin with
+    # them.
+    first = bisect_left(launches, (operator.thread, operator.start_s))
+    behind_last = bisect_right(launches, (operator.thread, operator.end_s))
+    return [correlation for _, _, correlation in launches[first:behind_last]]
 
 
 def _size_args_of_operator(operator: Event) -> dict[str, Any]:
@@ -780,22 +795,9 @@ class TracedIteration(NamedTuple):
         # element more than there are functions: with k = 0, minus infinity.
         function_ends_s = (function.end_s for function in functions)
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
-
-        # Autograd gives an operator of forward and its function of backward the same
-        # sequence number. Each thread counts such numbers for itself. A function inside
-        # another one belongs to operators that checkpointing has run again in backward's
-        # thread. It is left out, because its number can by chance be that of an unrelated
-        # operator of the main thread.
-        sequence_numbers = set()
-        for k, function in enumerate(functions):
-            is_inside_another = function.start_s < latest_end_s[k]
-            if not is_inside_another:
-                sequence_numbers.add(function.identifier(_SEQUENCE_NUMBER))
-        # Functions without a number have added None.
-        sequence_numbers.discard(None)
-
         # Spans with one of these numbers are the operators of forward, and the functions
         # of backward themselves.
+        sequence_numbers = _numbers_of_forward(functions)
         for event in self.events:
             if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
                 continue
@@ -828,6 +830,28 @@ class TracedIteration(NamedTuple):
         return max(ends_s, default=backward_end_s)
 
 
+def _numbers_of_forward(functions: Sequence[Event]) -> set[int]:
+    """Return the sequence numbers of the operators whose gradients backward computes.
+
+    Autograd gives an operator of forward and its function of backward the same sequence
+    number. Each thread counts such numbers for itself. ``functions`` has the functions of
+    backward, in the order in which they start.
+    """
+    numbers = set()
+    # When the last of the functions so far ends.
+    latest_end_s = -math.inf
+    for function in functions:
+        # A function inside another one belongs to operators that checkpointing has run
+        # again in backward's thread. It is left out, because its number can by chance be
+        # that of an unrelated operator of the main thread.
+        is_inside_another = function.start_s < latest_end_s
+        number = function.identifier(_SEQUENCE_NUMBER)
+        if number is not None and not is_inside_another:
+            numbers.add(number)
+        latest_end_s = max(latest_end_s, function.end_s)
+    return numbers
+
+
 def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIteration]:
     """Return the steps of a trace that have a forward and a backward pass.
 
@@ -851,16 +875,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     """
     by_launch = sorted(trace.events, key=lambda event: event.launched_s)
     launched_s = [event.launched_s for event in by_launch]
-    # When the GPU had computed each event. Minus infinity stands for events that the GPU
-    # does not compute. These include messages and copies of inputs, during which the GPU
-    # can compute something else.
-    computed_s = [
-        event.end_s if _is_computed_on_gpu(event) else -math.inf for event in by_launch
-    ]
-    # free_s[k] is when the GPU had computed all of the first k events. With k = 0 there is
-    # no event, which is why minus infinity comes first.
-    free_s = np.maximum.accumulate([-math.inf, *computed_s])
-
+    free_s = _free_s(by_launch)
     steps = _steps(trace)
     traced: list[TracedIteration] = []
     for number, (start_s, end_s) in enumerate(steps):
@@ -876,6 +891,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
                 steps_in_trace=len(steps),
                 events=events,
                 phases=phases,
+                # The GPU has then computed all events before this step.
                 free_s=free_s[first],
             )
             traced.append(iteration)
@@ -884,6 +900,21 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
     if not chosen:
         return traced
     return _chosen_iterations(traced, chosen, trace.source)
+
+
+def _free_s(events: Sequence[Event]) -> Floats:
+    """Return when the GPU had computed all of the first k events, for each k, in seconds.
+
+    With k = 0 there is no event, for which minus infinity stands. So the result has one
+    element more than there are events, which are in the order of their launches.
+    """
+    # Minus infinity also stands for an event that the GPU does not compute, such as a
+    # message or a copy of an input. During these, the GPU can compute something else.
+    computed_s = [
+        event.end_s if _is_computed_on_gpu(event) else -math.inf for event in events
+    ]
+    free_s: Floats = np.maximum.accumulate([-math.inf, *computed_s])
+    return free_s
 
 
 def _chosen_iterations(
@@ -1058,6 +1089,26 @@ class _Times(NamedTuple):
     update_s: float
 
 
+class _AllTimes(NamedTuple):
+    """How long the phases of each of k iterations take, in seconds.
+
+    ``forward_s`` and ``update_s`` have the shape (k,). ``backward_s`` has the shape (k, n):
+    the time of each of n gradients, in forward order.
+    """
+
+    forward_s: Floats
+    backward_s: Floats
+    update_s: Floats
+
+    @property
+    def iteration_s(self) -> Floats:
+        """Return how long all phases of each iteration take together, of shape (k,)."""
+        iteration_s: Floats = (
+            self.forward_s + self.backward_s.sum(axis=1) + self.update_s
+        )
+        return iteration_s
+
+
 def layer_profile(
     trace: KinetoTrace, chosen: Sequence[int] = ()
 ) -> tuple[LayerProfile, list[Finding]]:
@@ -1096,44 +1147,63 @@ def layer_profile(
     gradients = [_gradients(iteration) for iteration in used]
     # Elements and bytes of each gradient, which are the same in all iterations.
     sizes = _gradient_sizes(trace, used, gradients)
+    times = _all_times(used, gradients)
+    _check_iterations(trace, used, times.iteration_s)
+    findings = [
+        _kinds_of_iterations(trace, used, times.iteration_s, is_chosen=bool(chosen)),
+        *_left_out(trace, used),
+    ]
+    return _median_profile(trace.device, sizes, times), findings
+
+
+def _all_times(
+    used: Sequence[TracedIteration], gradients: Sequence[Sequence[Event]]
+) -> _AllTimes:
+    """Return the times of the ``used`` iterations.
+
+    ``gradients`` has the result of `_gradients` for each of them.
+    """
     times = [
         _times(iteration, iteration_gradients)
         for iteration, iteration_gradients in zip(used, gradients, strict=True)
     ]
-    # With k iterations and n gradients, of shapes (k,), (k,) and (k, n).
-    forward_s = np.array([iteration_times.forward_s for iteration_times in times])
-    update_s = np.array([iteration_times.update_s for iteration_times in times])
-    backward_s = np.array([iteration_times.backward_s for iteration_times in times])
-    iteration_s = forward_s + backward_s.sum(axis=1) + update_s
-    _check_iterations(trace, used, iteration_s)
-    findings = [
-        _kinds_of_iterations(trace, used, iteration_s, is_chosen=bool(chosen)),
-        *_left_out(trace, used),
-    ]
+    return _AllTimes(
+        forward_s=np.array([of_iteration.forward_s for of_iteration in times]),
+        backward_s=np.array([of_iteration.backward_s for of_iteration in times]),
+        update_s=np.array([of_iteration.update_s for of_iteration in times]),
+    )
 
+
+def _median_profile(
+    device: str, sizes: Sequence[tuple[int, int]], times: _AllTimes
+) -> LayerProfile:
+    """Return the layer profile that has the median times of some iterations.
+
+    ``sizes`` has the elements and the bytes of each gradient, in the order of readiness.
+    """
     # Gradients become ready from the last tensor to the first. The array has the shape
     # (n, 2), with a column of elements and one of bytes.
     elements, n_bytes = np.array(sizes[::-1]).T
     n = len(elements)
+    # A trace does not tell how forward divides among the tensors.
     forward_of_first_s = np.zeros(n)
-    forward_of_first_s[0] = np.median(forward_s)
+    forward_of_first_s[0] = np.median(times.forward_s)
     names = tuple(f"tensor{row}" for row in range(n))
     # A trace names neither the network nor the batch size: ``ddlkit import`` adds both. It
     # has no FLOP either, for which 0 stands.
-    profile = LayerProfile(
+    return LayerProfile(
         network="",
-        device=trace.device,
+        device=device,
         batch=1,
         tensor=names,
         layer=names,
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=forward_of_first_s,
-        backward_s=_typical_backward_s(backward_s),
+        backward_s=_typical_backward_s(times.backward_s),
         flops=np.zeros(n),
-        update_s=float(np.median(update_s)),
+        update_s=float(np.median(times.update_s)),
     )
-    return profile, findings
 
 
 def _typical_backward_s(backward_s: Floats) -> Floats:
@@ -1237,18 +1307,9 @@ def _kinds_of_iterations(
     # Masks over the iterations. The shortest iteration is always a usual one.
     slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
     usual = ~slow
-    described = []
-    for mask in (usual, slow):
-        if not mask.any():
-            continue
-        median = format_seconds(float(np.median(iteration_s[mask])))
-        numbers_of_kind = numbers[mask]
-        if len(numbers_of_kind) == 1:
-            described.append(f"number {numbers_of_kind[0]} computes for {median}")
-        else:
-            ranges = _ranges(numbers_of_kind)
-            described.append(f"numbers {ranges} compute for {median} each (median)")
-    listed = "; ".join(described)
+    listed = _kind_in_words(numbers[usual].tolist(), iteration_s[usual])
+    if slow.any():
+        listed += f"; {_kind_in_words(numbers[slow].tolist(), iteration_s[slow])}"
     n_of_rarer = min(slow.sum(), usual.sum())
     if not is_chosen and 3 * n_of_rarer > len(used):
         advice = f"choose, as by --iterations {_ranges(numbers[usual])}"
@@ -1257,6 +1318,17 @@ def _kinds_of_iterations(
     return Finding(
         "iterations", layers=(), text=f"{len(used)} {noun} on {trace.device}: {listed}"
     )
+
+
+def _kind_in_words(numbers: Sequence[int], seconds: Floats) -> str:
+    """Return how long iterations of one kind compute, in words.
+
+    ``numbers`` and ``seconds`` have the number and the time of each of these iterations.
+    """
+    median = format_seconds(float(np.median(seconds)))
+    if len(numbers) == 1:
+        return f"number {numbers[0]} computes for {median}"
+    return f"numbers {_ranges(numbers)} compute for {median} each (median)"
 
 
 def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[Finding]:
@@ -1399,21 +1471,26 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
             f"{trace.source}: holds no {' or '.join(COMMUNICATION)} with a size, which "
             "--messages needs: record on two ranks or more, with record_shapes=True"
         )
+    text = (
+        f"{len(usable)} of {len(messages)}: "
+        "of known size and kind, with the wait for slower ranks"
+    )
+    return _csv_of_messages(usable), Finding("messages", layers=(), text=text)
+
+
+def _csv_of_messages(messages: Sequence[Event]) -> str:
+    """Return messages as CSV with the columns that `message_table` describes."""
     header = ["bytes", "seconds", "collective"]
-    all_tell_ranks = all(_count(event.args.get("Group size")) for event in usable)
+    all_tell_ranks = all(_count(event.args.get("Group size")) for event in messages)
     if all_tell_ranks:
         header.append("ranks")
     lines = [",".join(header)]
-    for event in usable:
+    for event in messages:
         cells = [event.bytes, event.end_s - event.start_s, event.collective]
         if all_tell_ranks:
             cells.append(event.args["Group size"])
         lines.append(",".join(map(str, cells)))
-    table = "\n".join(lines) + "\n"
-    text = "of known size and kind, with the wait for slower ranks"
-    return table, Finding(
-        "messages", layers=(), text=f"{len(usable)} of {len(messages)}: {text}"
-    )
+    return "\n".join(lines) + "\n"
 
 
 def timeline(trace: KinetoTrace, buckets: Sequence[int] = ()) -> Timeline:

@@ -157,23 +157,23 @@ def read_collectives(
         notes.append(f"{path}: {note}")
     if "ranks" not in frame and ranks is None:
         raise _ranks_unknown(path, if_ranks_unknown)
-    # Columns that a file lacks get the values of the caller, or usual ones. The reader of a log
-    # has used ``collective`` and returns its column. Only a CSV may lack this column.
-    # 0 stands for an unknown rate of the link, and "" for an unknown
-    # algorithm. The others say that all times are of one session, that no processor time was
-    # lost to others ("stolen"), that a sample is the time of one message, with no other message
-    # under way, and that the clock was that of the processor ("wall").
+    # Columns that a file lacks get the values of the caller, or usual ones.
     assumed: dict[str, Any] = {
         "ranks": ranks,
         "link": link or "unknown",
+        # Only a CSV may lack this column. The reader of a log has used ``collective``.
         "collective": if_collective_unnamed,
+        # "" and 0 say that the algorithm and the rate of the link are unknown.
         "algorithm": "",
         "link_bits_per_s": 0.0,
+        # All times are of one session, and no processor time was lost to other programs.
         "session": 0,
         "stolen": 0.0,
         "backend": source,
+        # A sample is the time of one message, and no other message was under way.
         "messages_per_sample": 1,
         "in_flight": 1,
+        # The clock was that of the processor.
         "clock": "wall",
     }
     missing = {name: value for name, value in assumed.items() if name not in frame}
@@ -205,8 +205,16 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     # This refuses a file of too many lines.
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
-    if reader is not None:
-        return reader.read(text, file, options)
+    if reader is None:
+        raise _no_message_times(text, file)
+    return reader.read(text, file, options)
+
+
+def _no_message_times(text: str, file: str) -> UserError:
+    """Return the error for a file that is of no format of message times.
+
+    It quotes the first and the last line of the file.
+    """
     problem = "has no message times that ddlkit can read"
     # The name of a test of OSU or Intel that prints no such times, or "".
     other_test = benchmark_logs.other_test(text)
@@ -215,7 +223,7 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     first_line, _, _ = text.strip().partition("\n")
     # If a run has failed, its last line often says why.
     _, _, last_line = text.rstrip().rpartition("\n")
-    raise UserError(
+    return UserError(
         f"{file}: {problem}: give a CSV with the columns bytes and seconds, or a log of "
         "nccl-tests or another benchmark (ddlkit fit --help lists them); its first line "
         f"is {shown(first_line)}, and its last line {shown(last_line)}"

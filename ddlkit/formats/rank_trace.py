@@ -20,6 +20,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -244,17 +245,10 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
             "profiler at the end of each iteration)"
         )
     traced = iterations(trace)
-    starts_s = [_start_s(iteration) for iteration in traced]
-    read = []
-    for position, iteration in enumerate(traced):
-        # The last iteration ends with its own step. So does an iteration before a step
-        # without a backward pass, because `iterations` leaves out such a step.
-        end_s = _end_s(iteration)
-        is_last = position == len(traced) - 1
-        if not is_last and traced[position + 1].number == iteration.number + 1:
-            # What a rank does between two steps belongs to the earlier iteration.
-            end_s = starts_s[position + 1]
-        read.append(_read_iteration(trace, iteration, end_s))
+    read = [
+        _read_iteration(trace, iteration, end_s)
+        for iteration, end_s in zip(traced, _ends_s(traced), strict=True)
+    ]
     return RankTrace(
         source=trace.source,
         rank=trace.rank,
@@ -263,6 +257,21 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
         in_flight=_in_flight(trace.events),
         iterations=tuple(read),
     )
+
+
+def _ends_s(traced: Sequence[TracedIteration]) -> list[float]:
+    """Return when each iteration ends, in seconds.
+
+    What a rank does between two steps belongs to the earlier iteration, which therefore
+    ends when the next one starts. The last iteration ends with its own step. So does an
+    iteration before a step without a backward pass, because `iterations` leaves out such a
+    step.
+    """
+    ends_s = [_end_s(iteration) for iteration in traced]
+    for position, (iteration, following) in enumerate(pairwise(traced)):
+        if following.number == iteration.number + 1:
+            ends_s[position] = _start_s(following)
+    return ends_s
 
 
 def _in_flight(events: Sequence[Event]) -> int:
@@ -359,12 +368,7 @@ def _read_iteration(
     of autograd, has messages of a training that is not DDP, has a message without a span,
     or launches messages together with other kernels.
     """
-    if iteration.repeats_forward():
-        raise UserError(
-            f"{trace.source}: iteration {iteration.number} runs forward again after "
-            "backward began (gradients are summed up?): explain reads iterations of one "
-            "forward and one backward"
-        )
+    _refuse_summed_gradients(trace, iteration)
     # Autograd runs backward as functions, each in a span of its own.
     functions = [e for e in iteration.events if e.name.startswith(EVALUATE)]
     if not functions:
@@ -399,6 +403,20 @@ def _read_iteration(
         gradients=_gradients(iteration, clock),
         operators=_operators(iteration, functions),
     )
+
+
+def _refuse_summed_gradients(trace: KinetoTrace, iteration: TracedIteration) -> None:
+    """Raise UserError if an iteration sums up gradients of several batches.
+
+    Such an iteration has several forwards and backwards, and `RankIteration` has one of
+    each.
+    """
+    if iteration.repeats_forward():
+        raise UserError(
+            f"{trace.source}: iteration {iteration.number} runs forward again after "
+            "backward began (gradients are summed up?): explain reads iterations of one "
+            "forward and one backward"
+        )
 
 
 def _backward_end_s(
@@ -495,29 +513,37 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
-        # ``launched_s`` is when the processor handed the message over. ``posted_s`` is when
-        # the rank was also ready for it. On a GPU, this is when earlier kernels had ended.
+        # Both ``backward_s`` and the instant at which the processor handed the message over
+        # are by the processor's clock.
+        in_backward = first_function_s <= post.launched_s <= last_function_s
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
-        messages.append(
-            Message(
-                collective=post.collective,
-                # The span has 0 bytes if it does not state the size and the type. The type
-                # is then taken to be float32, the usual one of DDP.
-                n_bytes=post.sent.bytes or FLOAT32_BYTES * post.elements,
-                elements=post.elements,
-                group=str(post.sent.args.get("Process Group Name", "")),
-                sequence=_sequence(post.sent),
-                posted_s=post.posted_s,
-                # More messages than ``in_flight`` may have been under way, for example those
-                # of two process groups. The start that follows from ``in_flight`` can then
-                # be after the end of the message, which it must not be.
-                started_s=min(started_s, post.sent.end_s),
-                ended_s=post.sent.end_s,
-                # Both ``launched_s`` and ``backward_s`` are by the processor's clock.
-                in_backward=first_function_s <= post.launched_s <= last_function_s,
-            )
-        )
+        messages.append(_message(post, started_s, in_backward=in_backward))
     return tuple(messages)
+
+
+def _message(post: _Post, started_s: float, *, in_backward: bool) -> Message:
+    """Return the message of a post.
+
+    ``started_s`` is when the message could start, in seconds, if only a certain number of
+    messages can be under way at once. ``in_backward`` says whether the message was posted
+    during backward.
+    """
+    return Message(
+        collective=post.collective,
+        # The span has 0 bytes if it does not state the size and the type. The type
+        # is then taken to be float32, the usual one of DDP.
+        n_bytes=post.sent.bytes or FLOAT32_BYTES * post.elements,
+        elements=post.elements,
+        group=str(post.sent.args.get("Process Group Name", "")),
+        sequence=_sequence(post.sent),
+        posted_s=post.posted_s,
+        # More messages than that number may have been under way, for example those of two
+        # process groups. ``started_s`` can then be after the end of the message, which the
+        # start must not be.
+        started_s=min(started_s, post.sent.end_s),
+        ended_s=post.sent.end_s,
+        in_backward=in_backward,
+    )
 
 
 def _refuse_other_training(
@@ -636,17 +662,13 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         if collective is None:
             continue
         elements = _elements_of_post(event)
+        sent = event
         # The caller refuses messages of collectives that are not in `_REPLAYED`. Their
         # spans are not looked for, and the operator stands for the span.
-        sent = event
         if collective in _REPLAYED:
             span = _first_alike(unmatched, collective, elements, event.start_s)
             if span is None:
-                raise UserError(
-                    f"{trace.source}: iteration {iteration.number}: no span of gloo "
-                    f"belongs to a message ({event.name} of {elements} elements): record "
-                    "whole iterations with record_shapes=True"
-                )
+                raise _without_span(trace, iteration, event, elements)
             unmatched.remove(span)
             sent = span
         posts.append(
@@ -661,6 +683,20 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
             )
         )
     return posts
+
+
+def _without_span(
+    trace: KinetoTrace, iteration: TracedIteration, operator: Event, elements: int
+) -> UserError:
+    """Return the error for an operator that posts a message which no span of gloo sends.
+
+    ``elements`` is the size of the message.
+    """
+    return UserError(
+        f"{trace.source}: iteration {iteration.number}: no span of gloo "
+        f"belongs to a message ({operator.name} of {elements} elements): record "
+        "whole iterations with record_shapes=True"
+    )
 
 
 def _first_alike(

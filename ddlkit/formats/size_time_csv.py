@@ -488,14 +488,29 @@ def _refuse_dividing(
 ) -> None:
     """Raise UserError if an unknown column divides the times into several kinds.
 
-    A column divides the times if it has several values at half of the sizes or more, and
-    if half of its values or more occur at several sizes. A column of measured numbers,
-    such as a standard deviation, has other values at each size, and divides nothing.
-    ``cells`` are the values of the column ``name``.
+    ``cells`` are the values of the column ``name``, one for each row of ``frame``.
     """
     # A column that counts repeats of a measurement does not divide the times.
     if _in_letters(name) in REPEATS_NAMES:
         return
+    if _divides_times(frame, cells):
+        values = " and ".join(shown(value) for value in sorted(set(cells))[:5])
+        sheet.fail(
+            None,
+            name,
+            "ddlkit does not know this column, and rows of the same size have different "
+            f"values in it, as {values}: keep the rows of one value, or remove the "
+            "column if it does not matter",
+        )
+
+
+def _divides_times(frame: DataFrame, cells: list[str]) -> bool:
+    """Return whether a column with these cells divides the times into several kinds.
+
+    It does if it has several values at half of the sizes or more, and if half of its values
+    or more occur at several sizes. A column of measured numbers, such as a standard
+    deviation, has other values at each size, and divides nothing.
+    """
     # Known columns may divide the times. Only rows that agree in all of these are compared.
     known_keys = [column for column in KEYS if column in frame]
     table = frame[["bytes", *known_keys]].assign(value=cells)
@@ -508,12 +523,4 @@ def _refuse_dividing(
     # If the file has a single size, no value can occur at several sizes, so this condition
     # is dropped.
     has_one_size = table["bytes"].nunique() == 1
-    if divides_sizes and (values_recur or has_one_size):
-        values = " and ".join(shown(value) for value in [*sizes_of_value.index][:5])
-        sheet.fail(
-            None,
-            name,
-            "ddlkit does not know this column, and rows of the same size have different "
-            f"values in it, as {values}: keep the rows of one value, or remove the "
-            "column if it does not matter",
-        )
+    return bool(divides_sizes and (values_recur or has_one_size))

@@ -204,20 +204,14 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
     if first == "[":
         buffer.position += 1
         return None
-    # Facts about the training stand before the list, and may fill several chunks. If this
-    # text is longer than any such facts, the file is no trace, and the rest is not read.
-    while first == "{" and _KEY not in buffer.text:
-        if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
-            break
-    before, key, after = buffer.text[buffer.position :].partition(_KEY)
-    if first != "{" or not key:
+    # Only an object can have a key.
+    before = _skip_key(buffer) if first == "{" else None
+    if before is None:
         start = shown(buffer.text[:40])
         raise UserError(
             f"{source}: is no Chrome trace of torch.profiler, because it has no list "
             f"traceEvents: {NEEDED} (the file begins with {start})"
         )
-    buffer.text = after
-    buffer.position = 0
     # A colon and the opening bracket follow the key, perhaps with white space between.
     for expected in ":[":
         if buffer.next_character() != expected:
@@ -225,6 +219,25 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
                 f"{source}: is no Chrome trace, because traceEvents is no list: {NEEDED}"
             )
         buffer.position += 1
+    return before
+
+
+def _skip_key(buffer: _Buffer) -> str | None:
+    """Go past the key "traceEvents", and return the text before it.
+
+    The buffer must be at the begin of an object. The result is None if the object has no
+    such key, or if the text before the key is too long.
+    """
+    # Facts about the training stand before the key, and may fill several chunks. If this
+    # text is longer than any such facts, the file is no trace, and the rest is not read.
+    while _KEY not in buffer.text:
+        if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
+            break
+    before, key, after = buffer.text[buffer.position :].partition(_KEY)
+    if not key:
+        return None
+    buffer.text = after
+    buffer.position = 0
     return before
 
 
