@@ -159,11 +159,13 @@ def _ranks(document: dict[str, Any]) -> int:
     the number of these GPUs.
     """
     config = document.get("config")
+    if not isinstance(config, dict):
+        return 0
     # The list may stand at the top of the document or in the configuration.
     devices = document.get("devices")
-    if not devices and isinstance(config, dict):
+    if not devices:
         devices = config.get("devices")
-    if not isinstance(devices, list) or not isinstance(config, dict):
+    if not isinstance(devices, list):
         return 0
     try:
         # A process has some threads, each with some GPUs, and a rank for each GPU.

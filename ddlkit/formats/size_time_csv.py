@@ -362,19 +362,24 @@ def _only_column(
         )
     (column,) = candidates
     if column.ambiguous_unit:
-        # For "mb", the power is 2: it may be 1000**2 or 1024**2 bytes, the latter a "mib".
-        power = _POWERS_OF_AMBIGUOUS_UNITS[column.ambiguous_unit]
-        binary_unit = f"{column.ambiguous_unit[0]}ib"
-        sheet.fail(
-            None,
-            column.name,
-            f"{column.ambiguous_unit} may be {1000**power} or {1024**power} bytes: name "
-            f"it size_{binary_unit} if it is {1024**power}, and otherwise convert it to "
-            "bytes and name it bytes",
-        )
+        sheet.fail(None, column.name, _problem_of_ambiguous(column.ambiguous_unit))
     if column.unit == _UNKNOWN_UNIT:
         sheet.fail(None, column.name, f"its unit is not known: {advice}")
     return column
+
+
+def _problem_of_ambiguous(unit: str) -> str:
+    """Return what is wrong with a unit of two meanings, such as "mb", and what to do.
+
+    The unit "mb" may be 1000**2 bytes, or 1024**2 bytes, which are a "mib".
+    """
+    power = _POWERS_OF_AMBIGUOUS_UNITS[unit]
+    binary_unit = f"{unit[0]}ib"
+    return (
+        f"{unit} may be {1000**power} or {1024**power} bytes: name "
+        f"it size_{binary_unit} if it is {1024**power}, and otherwise convert it to "
+        "bytes and name it bytes"
+    )
 
 
 def _with_known_collectives(sheet: Sheet) -> Sheet:

@@ -424,17 +424,14 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
                 _locked(path, _MAKE_LOCK, _EXCLUSIVE_OR_FAIL)
             )
         except BlockingIOError as error:
-            try:
-                # The file is empty before its holder has written its id.
-                holder = path.read_text(errors="replace").strip() or "unknown"
-            except FileNotFoundError:
-                # The holder has removed the file meanwhile, so the lock is free. The next
-                # attempt makes the file anew.
-                _make_folder(path.parent)
-                continue
-            raise UserError(
-                f"{path} is held by process {holder}: wait for it"
-            ) from error
+            holder = _id_of_holder(path)
+            if holder is not None:
+                raise UserError(
+                    f"{path} is held by process {holder}: wait for it"
+                ) from error
+            # The lock is free by now. The next attempt makes the file anew.
+            _make_folder(path.parent)
+            continue
         # Whoever held the lock before may have removed the file after this process had
         # opened it. The lock is then worthless, because another process could lock a new
         # file of that name.
@@ -445,6 +442,18 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
         attempt.close()
         # The directory may be gone with the file.
         _make_folder(path.parent)
+
+
+def _id_of_holder(path: Path) -> str | None:
+    """Return the id of the process that has locked a file, which is the text of the file.
+
+    The result is "unknown" while the process has not yet written its id. It is None if the
+    process has removed the file, and therefore no longer holds the lock.
+    """
+    try:
+        return path.read_text(errors="replace").strip() or "unknown"
+    except FileNotFoundError:
+        return None
 
 
 @contextlib.contextmanager
@@ -720,14 +729,21 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     except yaml.YAMLError as error:
-        # Not every error of PyYAML says where it is and what is wrong.
-        mark = getattr(error, "problem_mark", None)
-        line = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", "unreadable")
-        raise ValueError(f"{line}{problem}") from None
+        raise ValueError(_problem_of_yaml(error)) from None
     except TypeError as error:
         # JSON has no keys such as dates.
         raise ValueError(str(error)) from None
+
+
+def _problem_of_yaml(error: Exception) -> str:
+    """Return what is wrong with a text, and in which line, by the error of PyYAML."""
+    # Not every error of PyYAML says where it is and what is wrong.
+    problem = getattr(error, "problem", "unreadable")
+    mark = getattr(error, "problem_mark", None)
+    if not mark:
+        return f"{problem}"
+    # A mark counts lines from 0.
+    return f"line {mark.line + 1}: {problem}"
 
 
 @cache

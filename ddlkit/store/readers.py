@@ -26,6 +26,7 @@ from ddlkit.store.files import read_json
 from ddlkit.store.sheet import (
     SCHEMAS,
     Schema,
+    Sheet,
     advice_on_missing_column,
     read_sheet,
 )
@@ -181,30 +182,31 @@ def choose(
         is wanted.
     """
     chosen = {}
+    present = [key for key in keys if key in frame.columns]
     # One column after the other narrows the table, so that a column may have several
     # values in the table and only one in the rows that are left. Columns with a wanted
     # value come first, so that an error lists only values that go with all wanted ones.
-    # `sorted` puts them first, because False is less than True.
-    for key in sorted(keys, key=lambda key: wanted.get(key) is None):
-        if key not in frame.columns:
-            continue
+    with_value = [key for key in present if wanted.get(key) is not None]
+    without_value = [key for key in present if wanted.get(key) is None]
+    for key in [*with_value, *without_value]:
+        option = options.get(key, key)
         values = frame[key].drop_duplicates().tolist()
         value = wanted.get(key)
         if value is None:
             # Only columns with an entry, even None, have an option of the command.
-            option = options.get(key, key) if key in wanted else None
-            value = _only_value(values, key, path, option)
+            has_option = key in wanted
+            value = _only_value(values, key, path, option if has_option else None)
         elif value not in values and key in absent:
             # The assumed value is not the wanted one.
             raise UserError(
                 f"{path}: has no column {key}, so that {_listed(values)} is assumed: add "
-                f"the column with {value}, or leave --{options.get(key, key)} out"
+                f"the column with {value}, or leave --{option} out"
             )
         elif value not in values:
             raise NoSuchRowsError(path, key, value, values)
         chosen[key] = value
         frame = frame[frame[key] == value]
-    return frame, {key: chosen[key] for key in keys if key in chosen}
+    return frame, {key: chosen[key] for key in present}
 
 
 def _only_value(
@@ -277,18 +279,10 @@ def read_profile(
         If the table is wrong, or has no such profile or several.
     """
     path = Path(path)
-    assumptions: list[str] = []
-    # Only recorded tables have a stamp.
-    if is_stamped(path):
-        frame = load_table(path, "layers")
-    else:
-        # A pack has the rows of many tables, so it is no user's CSV.
-        refuse_pack(path)
-        # A time of forward that the caller states replaces the column.
-        needs_forward = forward_s is None
-        frame, assumptions = _users_profile(path, needs_forward=needs_forward)
-        if assumed is not None:
-            assumed.extend(assumptions)
+    # A time of forward that the caller states replaces the column.
+    frame, assumptions = _layers(path, needs_forward=forward_s is None)
+    if assumed is not None:
+        assumed.extend(assumptions)
     # The command has an option for each of these, so they have an entry, even if None.
     wanted = {"network": network, "batch": batch, "ranks": ranks}
     # The command has no option for these, so they have no entry unless they are given.
@@ -322,6 +316,21 @@ def read_profile(
         update_s=float(frame["update_s"].iloc[0]),
         dtype=_types_of(frame),
     )
+
+
+def _layers(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
+    """Return a table ``layers``, recorded or a user's own, and its assumptions.
+
+    An assumption is a phrase such as "batch = 1", one for each column that a user's CSV
+    lacks. Without ``needs_forward``, a user's CSV may also lack the column forward_s,
+    which the caller replaces.
+    """
+    # Only recorded tables have a stamp, and they have all columns.
+    if is_stamped(path):
+        return load_table(path, "layers"), []
+    # A pack has the rows of many tables, so it is no user's CSV.
+    refuse_pack(path)
+    return _users_profile(path, needs_forward=needs_forward)
 
 
 def _with_forward(frame: DataFrame, forward_s: float) -> DataFrame:
@@ -372,29 +381,11 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     """
     # The cells of the file as text.
     sheet = read_sheet(files.read_text(path), str(path))
-    lacks_forward = "forward_s" not in sheet.header
-    # A file with times of backward is taken for a profile that lacks only the times of
-    # forward, and gets this advice. Any other file without these columns is refused by the
-    # schema, below.
-    if needs_forward and lacks_forward and "backward_s" in sheet.header:
-        advice = advice_on_missing_column("forward_s", sheet.header)
-        raise UserError(
-            f"{path}: has no column forward_s, the time of the forward pass of each "
-            f"tensor: give the time of the whole pass with --forward-s, or {advice}"
-        )
+    if needs_forward:
+        _refuse_without_forward(sheet)
     # What fills the cells of each column that the file lacks, except for the columns that
     # follow from others. The network gets the name of the file up to its first dot.
     cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
-    if not needs_forward:
-        cells["forward_s"] = "0"
-    # The placeholders, for columns that follow from others, are replaced right below.
-    # `exact=False` lets a user's file have further columns, which are ignored.
-    frame = _schema_with_defaults({**cells, **_PLACEHOLDERS}).frame(sheet, exact=False)
-    if "layer" not in sheet.header:
-        frame["layer"] = frame["tensor"]
-    if "parameters" not in sheet.header:
-        # The quotient, rounded up: -(-x // y).
-        frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
     # What each column is assumed to be, in words. The columns that follow from others are
     # described by these others.
     assumed = {
@@ -402,14 +393,37 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
         "layer": "its tensor",
         "parameters": f"gradient_bytes / {BYTES_PER_PARAMETER}",
     }
-    # The caller replaces this column, if the file lacks it.
-    assumed.pop("forward_s", None)
+    # The placeholders, for columns that follow from others, are replaced right below.
+    defaults = {**cells, **_PLACEHOLDERS}
+    if not needs_forward:
+        defaults["forward_s"] = "0"
+    # `exact=False` lets a user's file have further columns, which are ignored.
+    frame = _schema_with_defaults(defaults).frame(sheet, exact=False)
+    if "layer" not in sheet.header:
+        frame["layer"] = frame["tensor"]
+    if "parameters" not in sheet.header:
+        # The quotient, rounded up: -(-x // y).
+        frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
     phrases = [
         f"{name} = {value}"
         for name, value in assumed.items()
         if name not in sheet.header
     ]
     return frame, phrases
+
+
+def _refuse_without_forward(sheet: Sheet) -> None:
+    """Raise UserError for a user's profile that lacks only the times of forward.
+
+    A file with times of backward is taken for such a profile. Any other file without both
+    columns passes here, and is refused by the schema.
+    """
+    if "backward_s" in sheet.header and "forward_s" not in sheet.header:
+        advice = advice_on_missing_column("forward_s", sheet.header)
+        raise UserError(
+            f"{sheet.file}: has no column forward_s, the time of the forward pass of each "
+            f"tensor: give the time of the whole pass with --forward-s, or {advice}"
+        )
 
 
 def _schema_with_defaults(defaults: Mapping[str, str]) -> Schema:

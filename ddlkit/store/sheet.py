@@ -323,6 +323,21 @@ class Column:
         cells = [row[position] for row in sheet.rows]
         if self.renamed_values:
             cells = [self.renamed_values.get(cell, cell) for cell in cells]
+        values = self._parsed(cells, sheet)
+        # For each rule, which of the values break it.
+        for is_wrong, rule in self.broken_rules(values, is_users_own=is_users_own):
+            if is_wrong.any():
+                # argmax returns the first True.
+                row = int(np.argmax(is_wrong))
+                sheet.fail(row, self.name, f"is {shown(cells[row])}; it {rule}")
+        return values
+
+    def _parsed(self, cells: Sequence[str], sheet: Sheet) -> np.ndarray:
+        """Return the values in the cells of the column, of shape (rows,).
+
+        Raises UserError, which names the line in ``sheet``, for the first cell that cannot
+        be read.
+        """
         # How cells of this kind, such as "int", are read.
         kind = _KINDS[self.kind]
         parse = kind.parse
@@ -338,12 +353,6 @@ class Column:
                 else:
                     problem = f"is empty: {self._advice_if_empty()}"
                 sheet.fail(row, self.name, problem)
-        # For each rule, which of the values break it.
-        for is_wrong, rule in self.broken_rules(values, is_users_own=is_users_own):
-            if is_wrong.any():
-                # argmax returns the first True.
-                row = int(np.argmax(is_wrong))
-                sheet.fail(row, self.name, f"is {shown(cells[row])}; it {rule}")
         return values
 
     def _advice_if_empty(self) -> str:
@@ -405,20 +414,29 @@ class Column:
         if values.dtype == np.float64:
             yield ~np.isfinite(values), "must be a finite number"
         if is_users_own and self.kind != "bool":
-            # Products of such numbers would later overflow, or become 0.
-            most = MOST_WHOLE if self.kind == "int" else MOST
-            magnitude = np.abs(values)
-            is_tiny = (magnitude < LEAST) & (magnitude > 0)
-            yield magnitude > most, f"must be at most {most:g}"
-            least = f"at least {LEAST:g}"
-            # Columns of positive values are the only ones that refuse 0.
-            if self.check != "positive":
-                least = f"0 or {least}"
-            yield is_tiny, f"must be {least}"
+            yield from self._rules_of_magnitude(values)
         if self.check == "positive":
             yield values <= 0, "must be above zero"
         if self.check == "non_negative":
             yield values < 0, "must not be negative"
+
+    def _rules_of_magnitude(
+        self, values: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, str]]:
+        """Yield which values are implausibly large, and which are implausibly small.
+
+        Products of such numbers would later overflow, or become 0. Each item has a mask of
+        shape (rows,) and the rule, as those of `broken_rules` have.
+        """
+        most = MOST_WHOLE if self.kind == "int" else MOST
+        magnitude = np.abs(values)
+        yield magnitude > most, f"must be at most {most:g}"
+        is_tiny = (magnitude < LEAST) & (magnitude > 0)
+        # Columns of positive values are the only ones that refuse 0.
+        if self.check == "positive":
+            yield is_tiny, f"must be at least {LEAST:g}"
+        else:
+            yield is_tiny, f"must be 0 or at least {LEAST:g}"
 
 
 @dataclass(frozen=True)
@@ -569,12 +587,7 @@ class Schema:
 
         # Earlier names of columns are replaced by the present ones.
         sheet = replace(sheet, header=self._current_names(sheet.header))
-        for position, name in enumerate(sheet.header):
-            if name in sheet.header[:position]:
-                sheet.fail(row=None, column=name, problem="stands twice in the header")
-            if exact and name not in self.names:
-                problem = f"not a column of {self.name}"
-                sheet.fail(row=None, column=name, problem=problem)
+        self._refuse_wrong_names(sheet, exact=exact)
         self._refuse_other_kind(sheet)
         values = {}
         # A column that the file lacks gets its default, or is a mistake without a default.
@@ -594,6 +607,19 @@ class Schema:
         if self.key:
             self._refuse_duplicate(sheet, frame)
         return frame
+
+    def _refuse_wrong_names(self, sheet: Sheet, *, exact: bool) -> None:
+        """Raise UserError for the first name in a header that must not be there.
+
+        That is a name that stands there twice or, if ``exact``, one that the schema does not
+        have.
+        """
+        for position, name in enumerate(sheet.header):
+            if name in sheet.header[:position]:
+                sheet.fail(row=None, column=name, problem="stands twice in the header")
+            if exact and name not in self.names:
+                problem = f"not a column of {self.name}"
+                sheet.fail(row=None, column=name, problem=problem)
 
     def _refuse_other_kind(self, sheet: Sheet) -> None:
         """Raise UserError for a sheet that lacks more than half of the needed columns.
@@ -836,28 +862,11 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     Schema
         The schema. What ``table`` says about a column replaces what ``shared`` says.
     """
-    columns = []
+    columns = _listed_columns(table, shared)
     # The first columns of some tables are the fields of `Case`, which says what was run.
     if table.get("starts_with_case"):
-        columns = [_case_column(case_field) for case_field in fields(Case)]
-    # The kind of each column and what is checked, such as "int positive".
-    kinds = _kinds_by_name(shared["columns"])
-    # Some columns have another kind in this table.
-    kinds |= _kinds_by_name(table.get("but", {}))
-    # The cells of columns that earlier recordings lack.
-    defaults = {**shared["later"], **table.get("later", {})}
-    for column in table["columns"].split():
-        # Without a check, as in "float", the check is "".
-        kind, _, check = kinds[column].partition(" ")
-        columns.append(
-            Column(
-                name=column,
-                kind=kind,
-                check=check,
-                default=defaults.get(column),
-                renamed_values=shared["renamed_values"].get(column, {}),
-            )
-        )
+        of_case = [_case_column(case_field) for case_field in fields(Case)]
+        columns = [*of_case, *columns]
     names = {column.name for column in columns}
     # Only the earlier names of this table's own columns.
     aliases = tuple(
@@ -867,6 +876,34 @@ def _schema(name: str, table: dict[str, Any], shared: dict[str, Any]) -> Schema:
     )
     key = tuple(table.get("key", "").split())
     return Schema(name, tuple(columns), key, aliases)
+
+
+def _listed_columns(table: dict[str, Any], shared: dict[str, Any]) -> list[Column]:
+    """Return the columns that the entry of a table in schema.json lists by name.
+
+    ``shared`` is the whole file. What ``table`` says about a column replaces what
+    ``shared`` says.
+    """
+    # The kind of each column and what is checked, such as "int positive".
+    kinds = _kinds_by_name(shared["columns"])
+    # Some columns have another kind in this table.
+    kinds |= _kinds_by_name(table.get("but", {}))
+    # The cells of columns that earlier recordings lack.
+    defaults = {**shared["later"], **table.get("later", {})}
+    columns = []
+    for name in table["columns"].split():
+        # Without a check, as in "float", the check is "".
+        kind, _, check = kinds[name].partition(" ")
+        columns.append(
+            Column(
+                name=name,
+                kind=kind,
+                check=check,
+                default=defaults.get(name),
+                renamed_values=shared["renamed_values"].get(name, {}),
+            )
+        )
+    return columns
 
 
 def _kinds_by_name(names_by_kind: dict[str, str]) -> dict[str, str]:

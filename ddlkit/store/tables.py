@@ -143,11 +143,7 @@ def save_table(
         if append and has_table(path):
             # The rows of the table with the new ones below them, and its stamps so far.
             frame, history = _appended(path, frame, schema)
-        # The CSV. This raises UserError if the rows break the schema.
-        data = write_sheet(frame, schema_named(schema), str(path)).encode()
-        if path.suffix == ".gz":
-            # gzip would store the time. Without it, equal rows have equal hashes.
-            data = gzip.compress(data, mtime=0)
+        data = _csv_data(frame, schema, path)
         now = datetime.datetime.now(datetime.timezone.utc)
         stamp = {
             "schema": schema,
@@ -164,6 +160,18 @@ def save_table(
         }
         _exchange(path, data, stamp)
     return path
+
+
+def _csv_data(frame: DataFrame, schema: str, path: Path) -> bytes:
+    """Return rows as the content of a CSV, compressed if ``path`` ends in ".gz".
+
+    Raises UserError if the rows break the schema.
+    """
+    data = write_sheet(frame, schema_named(schema), str(path)).encode()
+    if path.suffix == ".gz":
+        # gzip would store the time. Without it, equal rows have equal hashes.
+        data = gzip.compress(data, mtime=0)
+    return data
 
 
 def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
@@ -566,25 +574,9 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     data = files.read(path)
     # Try again as long as the file changes.
     while data != data_of_last_try:
-        stamp = _read_stamp(_stamp_path(path))
-        if stamp is None:
-            # A pack has no such stamp. `refuse_pack` raises an error that names the tables
-            # in the pack, and does nothing for any other file.
-            refuse_pack(path)
-            raise UserError(
-                f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
-                "not beside it: give a table as it was recorded, and keep its two files "
-                "together"
-            )
-        # `_exchange` writes the new stamp before the new table. Until then, the stamp of
-        # the table that is still there is inside the new stamp.
-        candidates = [stamp]
-        if "replaces" in stamp:
-            # The earlier stamp is taken out, because it says nothing about the new table.
-            candidates.append(stamp.pop("replaces"))
-        for candidate in candidates:
-            if candidate["sha256"] == _sha256(data):
-                return data, candidate
+        for stamp in _possible_stamps(path):
+            if stamp["sha256"] == _sha256(data):
+                return data, stamp
         data_of_last_try = data
         data = files.read(path)
     stamp_name = _stamp_path(path).name
@@ -592,6 +584,30 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
         f"{path}: was changed after it was recorded, because its hash is not the one in "
         f"{stamp_name}: restore the table, or delete both files and measure again"
     )
+
+
+def _possible_stamps(path: Path) -> list[dict[str, Any]]:
+    """Return the stamp beside a loose table and, if there is one, the stamp inside it.
+
+    `_exchange` writes the new stamp before the new table. Until then, the stamp of the
+    table that is still there is inside the new stamp. Raises UserError if the table has no
+    stamp.
+    """
+    stamp = _read_stamp(_stamp_path(path))
+    if stamp is None:
+        # A pack has no such stamp. `refuse_pack` raises an error that names the tables
+        # in the pack, and does nothing for any other file.
+        refuse_pack(path)
+        raise UserError(
+            f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
+            "not beside it: give a table as it was recorded, and keep its two files "
+            "together"
+        )
+    if "replaces" not in stamp:
+        return [stamp]
+    # The earlier stamp is taken out, because it says nothing about the new table.
+    earlier = stamp.pop("replaces")
+    return [stamp, earlier]
 
 
 # -- Packs -----------------------------------------------------------------------------
@@ -742,23 +758,35 @@ def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
             # A line without a part is the line of a pack. It has only the hash.
             if "part" not in entry:
                 pack_sha256[pack_name] = str(entry["sha256"])
-                continue
-            stamp = _checked_stamp(entry["stamp"], path)
-            parts[str(entry["part"])] = Part(
-                pack=path.parent / pack_name,
-                pack_sha256=pack_sha256[pack_name],
-                stamp=stamp,
-                # An index of an earlier version may lack the hash of the table's text. The
-                # stamp's hash is of the loose file, and is the same if that file was
-                # not compressed.
-                text_sha256=entry.get("text_sha256", stamp["sha256"]),
-            )
+            else:
+                part = _part_of_entry(entry, pack_sha256, path)
+                parts[str(entry["part"])] = part
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             # No JSON, no mapping, an entry that is missing, or too many levels.
             raise UserError(
                 f"{path}: damaged line {line_number} ({error}): restore it"
             ) from error
     return parts
+
+
+def _part_of_entry(
+    entry: dict[str, Any], pack_sha256: Mapping[str, str], path: Path
+) -> Part:
+    """Return the packed table that a line of a file of stamps describes.
+
+    ``entry`` is the JSON of the line, ``pack_sha256`` the hash of each pack by the name of
+    its file, and ``path`` the file of stamps, which is beside the packs. Raises KeyError if
+    something is missing, and UserError if the stamp is damaged.
+    """
+    stamp = _checked_stamp(entry["stamp"], path)
+    return Part(
+        pack=path.parent / entry["pack"],
+        pack_sha256=pack_sha256[entry["pack"]],
+        stamp=stamp,
+        # An index of an earlier version may lack the hash of the table's text. The stamp's
+        # hash is of the loose file, and is the same if that file was not compressed.
+        text_sha256=entry.get("text_sha256", stamp["sha256"]),
+    )
 
 
 def _packed_rows(name: str, part: Part) -> DataFrame:
@@ -924,13 +952,7 @@ def _write_pack(
     which says where its rows come from. The files of the tables stay for the time being.
     """
     pack_path = _free_pack_path(folder, kind)
-    # Each row begins with the name of its table, in the column "part".
-    lines = [f"part,{header}"]
-    for path, rows in tables.items():
-        lines += [f"{path.name},{row}" for row in rows]
-    pack_text = "\n".join([*lines, ""])
-    # gzip would store the time. Without it, equal rows have equal hashes.
-    pack_data = gzip.compress(pack_text.encode(), mtime=0)
+    pack_data = _pack_data(header, tables)
     files.atomic_write(pack_path, pack_data)
     pack_sha256 = _sha256(pack_data)
     parts = {}
@@ -946,6 +968,20 @@ def _write_pack(
             text_sha256=text_sha256,
         )
     return parts
+
+
+def _pack_data(header: str, tables: dict[Path, list[str]]) -> bytes:
+    """Return the content of a pack: the CSV of all rows of its tables, compressed.
+
+    Each row begins with the name of its table, in the column "part". ``tables`` has the
+    lines of each table by its path, without the ``header``.
+    """
+    lines = [f"part,{header}"]
+    for path, rows in tables.items():
+        lines += [f"{path.name},{row}" for row in rows]
+    text = "\n".join([*lines, ""])
+    # gzip would store the time. Without it, equal rows have equal hashes.
+    return gzip.compress(text.encode(), mtime=0)
 
 
 def _free_pack_path(folder: Path, kind: str) -> Path:
