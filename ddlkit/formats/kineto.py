@@ -936,8 +936,7 @@ def _chosen_iterations(
 
 def _is_computed_on_gpu(event: Event) -> bool:
     """Return whether a span is work of the GPU, no message and no copy of an input."""
-    is_copy = event.name.startswith(HOST_TO_DEVICE)
-    return event.on_gpu and not is_copy and not event.collective
+    return event.on_gpu and not _is_input_copy(event) and not event.collective
 
 
 def _steps(trace: KinetoTrace) -> list[tuple[float, float]]:
@@ -1578,7 +1577,7 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
         yield from _computed_by_processor(iteration)
         return
     for kernel in iteration.kernels():
-        if kernel.name.startswith(HOST_TO_DEVICE):
+        if _is_input_copy(kernel):
             yield _span(
                 "copy",
                 kind="h2d",
@@ -1588,7 +1587,7 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
             )
     for phase, (start_s, end_s) in iteration.phases.items():
         for kernel in iteration.kernels(start_s, end_s):
-            if not kernel.name.startswith(HOST_TO_DEVICE):
+            if not _is_input_copy(kernel):
                 yield _span(
                     kernel.name,
                     kind=phase,
@@ -1596,6 +1595,11 @@ def _computed(iteration: TracedIteration) -> Iterator[dict[str, Any]]:
                     start_s=kernel.start_s,
                     end_s=kernel.end_s,
                 )
+
+
+def _is_input_copy(event: Event) -> bool:
+    """Return whether a span is a copy from the host to the GPU, as of an input."""
+    return event.name.startswith(HOST_TO_DEVICE)
 
 
 def _computed_by_processor(iteration: TracedIteration) -> Iterator[dict[str, Any]]:

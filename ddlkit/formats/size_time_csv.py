@@ -188,7 +188,24 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     time = _only_column(
         sheet, _times(sheet.header), expected="seconds", example="time_us"
     )
-    # Columns such as "ranks" that tell messages apart are read as in a recorded table.
+    frame = _schema(sheet, size, time).frame(sheet, exact=False)
+    frame = _in_bytes_and_seconds(sheet, frame, size, time)
+    _refuse_slow(sheet, frame, time.name)
+    # Columns that are not read must not tell several kinds of messages apart.
+    for position, name in enumerate(sheet.header):
+        if name not in (size.name, time.name, *KEYS):
+            cells = [row[position] for row in sheet.rows]
+            _refuse_dividing(sheet, frame, name, cells)
+    options.refuse_options_of_logs(file)
+    return MessageTimes("csv", frame)
+
+
+def _schema(sheet: Sheet, size: _Quantity, time: _Quantity) -> Schema:
+    """Return the schema of those columns of a file that are read.
+
+    They are the columns of sizes and of times, and those of `KEYS` that the file has, such
+    as "ranks". The latter are read as in a recorded table.
+    """
     keys = [
         column
         for column in SCHEMAS["collectives"].columns
@@ -201,16 +218,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         Column(time.name, "float", "positive"),
         *keys,
     )
-    frame = Schema("message times", columns).frame(sheet, exact=False)
-    frame = _in_bytes_and_seconds(sheet, frame, size, time)
-    _refuse_slow(sheet, frame, time.name)
-    # Columns that are not read must not tell several kinds of messages apart.
-    for position, name in enumerate(sheet.header):
-        if name not in (size.name, time.name, *KEYS):
-            cells = [row[position] for row in sheet.rows]
-            _refuse_dividing(sheet, frame, name, cells)
-    options.refuse_options_of_logs(file)
-    return MessageTimes("csv", frame)
+    return Schema("message times", columns)
 
 
 def names_links(text: str) -> bool:

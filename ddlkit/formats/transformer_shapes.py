@@ -244,12 +244,26 @@ class Decoder:
         Names of layers begin with ``prefix``. ``tokens`` is the number of tokens in a sample.
         """
         width = self.d_model
+        yield from self._norm(f"{prefix}attention_norm")
+        yield from self._query_key_value(prefix, tokens)
+        yield from self._matrix(f"{prefix}output", width, width, tokens)
+        yield from self._norm(f"{prefix}ff_norm")
+        yield from self._matrix(f"{prefix}up", width, self.d_ff, tokens)
+        if self.ff_matrices == 3:
+            yield from self._matrix(f"{prefix}gate", width, self.d_ff, tokens)
+        yield from self._matrix(f"{prefix}down", self.d_ff, width, tokens)
+
+    def _query_key_value(self, prefix: str, tokens: int) -> Iterator[Tensor]:
+        """Yield the tensors that make query, key and value, the inputs of attention.
+
+        Names of layers begin with ``prefix``. ``tokens`` is the number of tokens in a sample.
+        """
+        width = self.d_model
         # Attention has two products of matrices, of 2 T d_model FLOP each for each of T
         # tokens. It has no tensor of its own, so its FLOP count at the last matrix before it.
         # Backward goes in reverse order, so the gradient of this matrix is the first one that
         # must wait for the backward of attention.
         attention_flops = 4.0 * tokens * tokens * width
-        yield from self._norm(f"{prefix}attention_norm")
         # Either one matrix makes query, key and value together, or each has its own.
         if self.attention_matrices == 2:
             layer = f"{prefix}query_key_value"
@@ -263,12 +277,6 @@ class Decoder:
             yield from self._matrix(
                 layer, width, width, tokens, attention_flops=attention_flops
             )
-        yield from self._matrix(f"{prefix}output", width, width, tokens)
-        yield from self._norm(f"{prefix}ff_norm")
-        yield from self._matrix(f"{prefix}up", width, self.d_ff, tokens)
-        if self.ff_matrices == 3:
-            yield from self._matrix(f"{prefix}gate", width, self.d_ff, tokens)
-        yield from self._matrix(f"{prefix}down", self.d_ff, width, tokens)
 
     def _matrix(
         self,

@@ -143,17 +143,12 @@ def text_of(data: bytes, path: Path) -> str:
     UserError
         If the content is damaged, too large once unpacked, not UTF-8, or empty.
     """
+    # A file without any bytes is not damaged but empty, and is refused below.
+    if path.suffix == ".gz" and data:
+        data = _unpacked(data, path)
     try:
-        # A file without any bytes is not damaged but empty, and is refused below.
-        if path.suffix == ".gz" and data:
-            packed = gzip.GzipFile(fileobj=io.BytesIO(data))
-            data = _within_limit(packed, path, unpacked=True)
         # This encoding is UTF-8, and skips a byte order mark.
         text = data.decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{path}: damaged gzip file ({error}): copy or write it again"
-        ) from error
     except UnicodeDecodeError as error:
         if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise UserError(
@@ -165,6 +160,20 @@ def text_of(data: bytes, path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty: copy or write it again")
     return text
+
+
+def _unpacked(data: bytes, path: Path) -> bytes:
+    """Return the content of a gzip file.
+
+    Raises UserError if the file is damaged, or if its content is too large.
+    """
+    packed = gzip.GzipFile(fileobj=io.BytesIO(data))
+    try:
+        return _within_limit(packed, path, unpacked=True)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(
+            f"{path}: damaged gzip file ({error}): copy or write it again"
+        ) from error
 
 
 def read_text(path: Path) -> str:

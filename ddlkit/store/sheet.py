@@ -518,11 +518,7 @@ class Schema:
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
-        # Both of these raise KeyError: the first for a kind of column that pandas does
-        # not read, the second for a column that the schema does not have.
-        dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
-        dtypes_in_file = {name: dtypes[name] for name in header}
-        frame = _parsed_by_pandas(text, header, dtypes_in_file)
+        frame = _parsed_by_pandas(text, header, self._pandas_dtypes(header))
         # If the first row is longer than the header, pandas uses the first cells of all
         # rows as labels.
         has_labels = not isinstance(frame.index, pd.RangeIndex)
@@ -545,6 +541,15 @@ class Schema:
         if tuple(frame.columns) == self.names:
             return frame
         return frame[list(self.names)]
+
+    def _pandas_dtypes(self, header: Sequence[str]) -> dict[str, Any]:
+        """Return the type in which pandas reads each column of a header, by its name.
+
+        Raises KeyError if the schema has a column of a kind that pandas does not read, or if
+        the header has a column that the schema does not have.
+        """
+        dtypes = {column.name: _PANDAS_DTYPES[column.kind] for column in self.columns}
+        return {name: dtypes[name] for name in header}
 
     @staticmethod
     def _refuse_broken(column: Column, values: Any, *, is_users_own: bool) -> None:
