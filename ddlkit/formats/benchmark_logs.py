@@ -529,7 +529,8 @@ class _TableCollector:
         is_of_row = self._adds_rest_of_row(before_debug)
         if not is_of_row:
             is_of_row = self._adds_row(number, before_debug)
-        # Any other line ends the wait for the rest of a row.
+        # If NCCL's text came in the line of a row, the rest of the row may come in a later
+        # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
         # Empty lines say nothing.
         if not is_of_row and line.strip():

@@ -722,7 +722,7 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     # Several ranks that read or copy at once share a disk or a bus, so only rows of one
     # rank count. Ranks that decode share nothing, so rows of any number of ranks count.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
-    # Only rows that read, decode or copy in the way in which training does. Each way
+    # Only rows count that read, decode or copy in the way in which training does. Each way
     # belongs to one quantity only.
     rows = rows[rows["how"].isin(AS_TRAINING_DOES.values())]
     # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
