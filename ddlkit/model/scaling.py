@@ -605,20 +605,19 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     job_number = steps["job_number"].to_numpy()
     # The index of the first row of each job, and how many rows it has.
     _, first_row, n_rows = np.unique(job_number, return_index=True, return_counts=True)
-    # Every job still has rows here, so that its number is its index in these arrays. The position
-    # of a row counts the rows of its job from 0.
-    position = np.arange(len(steps)) - first_row[job_number]
+    # Every job still has rows here, so that its number is its index in these arrays.
+    first_row_of_job = first_row[job_number]
     is_single = n_rows[job_number] > 1
     steps = steps.assign(is_single=is_single)
+    # Without numbers, the recording of single steps is taken to begin with the launch.
+    begins_with_launch = is_single
     if "step" in steps:
         numbers = steps["step"].to_numpy()
-        first_number_of_job = numbers[first_row]
         begins_with_launch = _begins_with_launch(
-            numbers, first_number_of_job[job_number], is_single
+            numbers, numbers[first_row_of_job], is_single
         )
-    else:
-        # Without numbers, the recording of single steps is taken to begin with the launch.
-        begins_with_launch = is_single
+    # The position of a row among the rows of its job, from 0.
+    position = np.arange(len(steps)) - first_row_of_job
     is_launch = begins_with_launch & (position == 0)
     if is_launch.all():
         raise UserError(
@@ -682,20 +681,7 @@ def _without_warm_up(
     slow steps are kept, because they may be part of every training. ``findings`` are extended by
     how many slow steps were left out and how many were kept.
     """
-    step_s = steps["step_s"].to_numpy()
-    # For each row the index of its job, and for each job how many rows it has.
-    _, job, n_rows = np.unique(
-        steps["job_number"].to_numpy(), return_inverse=True, return_counts=True
-    )
-    # The times of each job stand together, from the shortest to the longest: `np.lexsort` sorts
-    # by its last key first.
-    sorted_s = step_s[np.lexsort((step_s, job))]
-    # The index in ``sorted_s`` at which each job begins.
-    first = np.cumsum(n_rows) - n_rows
-    # The usual step is the median. If a job has an even number of steps, it is the lower one of
-    # the two in the middle, so that the shorter one of two steps is the usual one.
-    usual_s = sorted_s[first + (n_rows - 1) // 2]
-    is_slow = step_s > SLOW_TIMES * usual_s[job]
+    is_slow = steps["step_s"].to_numpy() > SLOW_TIMES * _usual_step_s(steps)
     is_warm_up = is_slow & is_early
     n_warm_up = int(is_warm_up.sum())
     if n_warm_up:
@@ -714,6 +700,28 @@ def _without_warm_up(
         )
         findings.append(Finding("launch", layers=(), text=text))
     return steps[~is_warm_up]
+
+
+def _usual_step_s(steps: DataFrame) -> NDArray[np.float64]:
+    """Return for each row of ``steps`` the usual step of its job, shape (n,), in seconds.
+
+    A job is one run of the training, which the column ``job_number`` tells from the others. Its
+    usual step is the median of its rows. If their number is even, the lower one of the two rows in
+    the middle counts, so that of two steps the shorter one is the usual one.
+    """
+    step_s = steps["step_s"].to_numpy()
+    # For each row the index of its job, and for each job how many rows it has.
+    _, job, n_rows = np.unique(
+        steps["job_number"].to_numpy(), return_inverse=True, return_counts=True
+    )
+    # The times of each job stand together, from the shortest to the longest: `np.lexsort` sorts
+    # by its last key first.
+    sorted_s = step_s[np.lexsort((step_s, job))]
+    # The index in ``sorted_s`` at which the times of each job begin.
+    first = np.cumsum(n_rows) - n_rows
+    usual_of_job_s = sorted_s[first + (n_rows - 1) // 2]
+    usual_s: NDArray[np.float64] = usual_of_job_s[job]
+    return usual_s
 
 
 def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
@@ -1096,39 +1104,59 @@ def _known_of_software(
     Raises UserError if the steps differ in them, if the tables of collectives do, or if the steps
     differ from the tables.
     """
-    findings = []
-    for column, name in (("nccl", "version of NCCL"), ("settings", "settings")):
-        # The function returns what of a value is compared. A suffix such as "+cuda12.3" makes no
-        # other version. Settings are any text, all of which is compared.
-        comparable = _version if column == "nccl" else str
-        # The distinct values of the column, none if it is missing.
-        of_steps = facts_of(steps, column)
-        distinct_in_steps = {*map(comparable, of_steps)}
-        if len(distinct_in_steps) > 1:
-            raise UserError(
-                f"the column {column} has several values, {_listed(of_steps)}: measure all "
-                f"steps with the same {name}"
-            )
-        if collectives is None:
-            continue
-        of_tables = facts_of(collectives, column)
-        distinct_in_tables = {*map(comparable, of_tables)}
-        if len(distinct_in_tables) > 1:
-            raise UserError(
-                f"the tables of collectives have several values of {column}, "
-                f"{_listed(of_tables)}: measure all tables with the same {name}"
-            )
-        if not of_steps or not of_tables:
-            text = f"whether tables and training have the same {name}: not known"
-            findings.append(Finding(column, layers=(), text=text))
-            continue
-        if distinct_in_steps != distinct_in_tables:
-            raise UserError(
-                f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
-                f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
-                "training"
-            )
-    return findings
+    return [
+        *_on_software_column("nccl", "version of NCCL", steps, collectives),
+        *_on_software_column("settings", "settings", steps, collectives),
+    ]
+
+
+def _on_software_column(
+    column: str, name: str, steps: DataFrame, collectives: DataFrame | None
+) -> list[Finding]:
+    """Return a finding if it is not known whether steps and tables have the same software.
+
+    ``column`` states some part of the software, such as the version of NCCL, and ``name`` is what
+    texts call it. The finding says that the steps or the tables of collectives do not state it.
+    Without tables, there is nothing to compare. Raises UserError if the steps state several values,
+    if the tables do, or if the steps state another value than the tables.
+    """
+    of_steps = facts_of(steps, column)
+    distinct_in_steps = _comparable(of_steps, column)
+    if len(distinct_in_steps) > 1:
+        raise UserError(
+            f"the column {column} has several values, {_listed(of_steps)}: measure all "
+            f"steps with the same {name}"
+        )
+    if collectives is None:
+        return []
+    of_tables = facts_of(collectives, column)
+    distinct_in_tables = _comparable(of_tables, column)
+    if len(distinct_in_tables) > 1:
+        raise UserError(
+            f"the tables of collectives have several values of {column}, "
+            f"{_listed(of_tables)}: measure all tables with the same {name}"
+        )
+    if not of_steps or not of_tables:
+        text = f"whether tables and training have the same {name}: not known"
+        return [Finding(column, layers=(), text=text)]
+    if distinct_in_steps != distinct_in_tables:
+        raise UserError(
+            f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
+            f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
+            "training"
+        )
+    return []
+
+
+def _comparable(values: set[Any], column: str) -> set[str]:
+    """Return what of the values of a column about software is compared.
+
+    A suffix of a version of NCCL, such as "+cuda12.3", makes no other version. Settings are any
+    text, all of which is compared.
+    """
+    if column == "nccl":
+        return {_version(value) for value in values}
+    return {str(value) for value in values}
 
 
 def _version(text: str) -> str:
@@ -1180,16 +1208,28 @@ def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     anchor = _anchor(measured)
     ratio = nodes / anchor.nodes
     step_s = float(scaling.step_s(smallest.step_s, anchor.step_s, ratio))
-    lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s,
-        anchor.step_s,
-        ratio,
-        slowest_s=_slowest_s(measured, anchor),
-        jobs_s=_jobs_s(anchor, _scatter_of_jobs(measured)),
-    )
-    interval_s = (float(lower_s), float(upper_s))
+    interval_s = _predicted_interval_s(measured, anchor, nodes)
     gpus = nodes * anchor.gpus_per_node
     return _unmeasured(smallest, gpus, nodes, step_s, interval_s)
+
+
+def _predicted_interval_s(
+    measured: Sequence[Count], start: Count, nodes: int
+) -> Interval:
+    """Return the nominal 90% interval of the step on some nodes, predicted from ``start``.
+
+    ``start`` is one of the ``measured`` counts of GPUs and nodes. The ends of the interval are in
+    seconds. They take into account how the jobs of a count scatter, and whether a smaller count is
+    slower than ``start``.
+    """
+    lower_s, upper_s = scaling.step_interval_s(
+        _smallest(measured).step_s,
+        start.step_s,
+        nodes / start.nodes,
+        slowest_s=_slowest_s(measured, start),
+        jobs_s=_jobs_s(start, _scatter_of_jobs(measured)),
+    )
+    return (float(lower_s), float(upper_s))
 
 
 def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
@@ -1208,9 +1248,6 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         smaller = smallest
     # The anchor has more GPUs and more nodes than the target, so there is a larger count.
     assert larger is not None
-    scatter = _scatter_of_jobs(measured)
-    smaller_jobs_s = _jobs_s(smaller, scatter)
-    larger_jobs_s = _jobs_s(larger, scatter)
     step_s = scaling.interpolated_step_s(
         smaller.step_s,
         larger.step_s,
@@ -1221,16 +1258,11 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
     # The step lies between those of the neighbours only if these were measured right. Therefore
     # the interval shall also contain the interval of a prediction from the larger neighbour, which
     # takes the place of the anchor.
-    lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s,
-        larger.step_s,
-        nodes / larger.nodes,
-        slowest_s=_slowest_s(measured, larger),
-        jobs_s=larger_jobs_s,
-    )
-    predicted_interval_s = (float(lower_s), float(upper_s))
+    scatter = _scatter_of_jobs(measured)
     interval_s = scaling.interpolated_interval_s(
-        smaller_jobs_s, larger_jobs_s, predicted_interval_s
+        _jobs_s(smaller, scatter),
+        _jobs_s(larger, scatter),
+        _predicted_interval_s(measured, larger, nodes),
     )
     count = _unmeasured(smallest, gpus, nodes, step_s, interval_s)
     return replace(count, interpolated=True)
@@ -1550,20 +1582,29 @@ def _kernels_s(
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
         findings.append(Finding("warning", layers=(), text=text))
-    if (
-        anchor.only_messages_step_s is not None
-        and anchor.only_messages_bad_day_s is not None
-    ):
-        # The scaling factor is the step on the smallest count over that on the anchor.
-        smallest_s = anchor.scaling_factor * anchor.step_s
-        # Rounding may leave less than nothing.
-        bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
-        text = (
-            f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
-            f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
-        )
-        findings.append(Finding("messages", layers=(), text=text))
+    findings += _on_kernels_and_tables(kernels_s, anchor)
     return kernels_s
+
+
+def _on_kernels_and_tables(kernels_s: float, anchor: Count) -> list[Finding]:
+    """Return a finding that compares NCCL's kernels with what the tables say of messages.
+
+    ``kernels_s`` is the measured time of NCCL's kernels in a step of the anchor, the measured count
+    of GPUs and nodes with the most GPUs on several nodes. The tables of collectives say by how much
+    messages lengthen this step on a bad day, when other traffic on the network slows them down.
+    There is no finding if that is not known.
+    """
+    if anchor.only_messages_bad_day_s is None:
+        return []
+    # The scaling factor is the step on the smallest count over that on the anchor.
+    smallest_s = anchor.scaling_factor * anchor.step_s
+    # If messages lengthen nothing, rounding may leave a difference below 0.
+    bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
+    text = (
+        f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
+        f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
+    )
+    return [Finding("messages", layers=(), text=text)]
 
 
 # -- what it means -------------------------------------------------------------------
@@ -1623,18 +1664,16 @@ def _explained(
         # kernels bound the messages better, and tables do so only where kernels are missing.
         if at_most_s is None:
             at_most_s = max(0.0, anchor.only_messages_bad_day_s - smallest.step_s)
-    scatter_s = None
     single_s = _jobs_on(smallest, jobs).steps_s
-    # A single step shows no scatter.
-    if len(single_s) > 1:
-        # A recorded step of the smallest count is already that of its slowest GPU. The anchor has
-        # ``draws`` times as many GPUs, so its step is the longest of ``draws`` such steps.
-        draws = math.ceil(anchor.gpus / smallest.gpus)
-        longest_s = scaling.expected_maximum_s(single_s, draws)
+    scatter_s = _lost_to_scatter_s(single_s, anchor.gpus / smallest.gpus)
+    explained_s = 0.0
+    # A part that is not known explains nothing.
+    if at_most_s is not None:
+        explained_s += at_most_s
+    if scatter_s is not None:
         # The scatter cannot explain more than the loss.
-        scatter_s = min(longest_s - float(np.mean(single_s)), loss_s)
-    # A part that is not known, None, explains nothing.
-    explained_s = (at_most_s or 0.0) + (scatter_s or 0.0)
+        scatter_s = min(scatter_s, loss_s)
+        explained_s += scatter_s
     unexplained_s = max(0.0, loss_s - explained_s)
     return Explained(
         gpus=anchor.gpus,
@@ -1646,6 +1685,21 @@ def _explained(
         scatter_s=scatter_s,
         unexplained_s=unexplained_s,
     )
+
+
+def _lost_to_scatter_s(single_s: Sequence[float], times_gpus: float) -> float | None:
+    """Return how much longer a step is on more GPUs, only because single steps scatter.
+
+    ``single_s`` are the single steps on some number of GPUs, in seconds. Each of them is already
+    the step of the slowest of these GPUs. A step on ``times_gpus`` times as many GPUs is the
+    longest of so many single steps, drawn at random. The result is by how much this longest step is
+    expected to exceed the mean step, in seconds. It is None for fewer than two single steps, which
+    show no scatter.
+    """
+    if len(single_s) < 2:
+        return None
+    longest_s = scaling.expected_maximum_s(single_s, math.ceil(times_gpus))
+    return longest_s - float(np.mean(single_s))
 
 
 def _jobs_on(count: Count, jobs: Sequence[_Jobs]) -> _Jobs:
@@ -1720,17 +1774,9 @@ def _wish(
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
     scatter = _scatter_of_jobs(measured)
-    limiting: list[Count] = []
-    if asked.measured:
-        fastest_s, slowest_s = _likely_range_s(asked, scatter)
-    else:
-        # More nodes do not shorten a step, so measured counts limit the predicted step. Only
-        # trusted counts, which need not be measured again, limit it. All measured counts tell by
-        # how much jobs scatter, and whether a limit is credible.
-        trusted = [
-            count for count in measured if (count.gpus, count.nodes) not in doubtful
-        ]
-        (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
+    # Only trusted counts, which need not be measured again, limit a predicted step.
+    trusted = [count for count in measured if (count.gpus, count.nodes) not in doubtful]
+    (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     # If one job measured the smallest count, its range allows for another job. The allowance is
     # larger if the range of ``asked``, measured by several jobs, has none.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
@@ -1762,14 +1808,17 @@ def _limited(
     is not shorter than on the nearest smaller count, and not longer than on the nearest larger one.
     The likely steps are the shortest and the longest one in seconds.
 
-    ``asked`` is a predicted count. ``trusted`` are those of the ``measured`` counts that need not
-    be measured again. The neighbours are trusted counts. All ``measured`` counts tell by how much
-    jobs scatter, and whether the larger neighbour is credible.
+    ``asked`` is the count. If it was measured itself, no neighbour limits it. ``trusted`` are those
+    of the ``measured`` counts that need not be measured again. The neighbours are trusted counts.
+    All ``measured`` counts tell by how much jobs scatter, and whether the larger neighbour is
+    credible.
     """
     scatter = _scatter_of_jobs(measured)
-    smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
     fastest_s, slowest_s = _likely_range_s(asked, scatter)
-    limiting = []
+    limiting: list[Count] = []
+    if asked.measured:
+        return (fastest_s, slowest_s), limiting
+    smaller, larger = _neighbours(trusted, asked.gpus, asked.nodes)
     if smaller is not None:
         least_s, _ = _likely_range_s(smaller, scatter)
         if least_s > fastest_s:
@@ -1834,45 +1883,60 @@ def _origin_of_likely_factors(
     predicted count. ``scatter`` is the share by which jobs of a count scatter. ``likely_factors``
     are the lowest and the highest likely factor.
     """
-    if asked.measured and asked.jobs > 1:
-        origin = "the range of the jobs that measured it"
-    elif asked.measured:
-        origin = f"one job measured {asked.scaling_factor:.2f}, and "
-        if scatter > SINGLE_JOB_SHARE:
-            origin += (
-                f"jobs on other numbers of GPUs differ by {scatter:.0%} either way"
-            )
-        else:
-            origin += f"another job may differ by {SINGLE_JOB_SHARE:.0%}"
+    if asked.measured:
+        origin = _origin_of_measured(asked, scatter)
     else:
         origin = f"the nominal {scaling.NOMINAL:.0%} interval"
-        if limiting:
-            lowest, highest = likely_factors
-            for count in limiting:
-                # Factors fall with the nodes: a larger count limits the factor from below, and a
-                # smaller count from above.
-                change = f"lower end is raised to {lowest:.2f}"
-                if count.nodes < asked.nodes:
-                    change = f"upper end is lowered to {highest:.2f}"
-                origin += (
-                    f", whose {change}: more nodes do not raise the factor, "
-                    f"{_measured_factor(count, scatter)}"
-                )
-    # What follows explains the range that `_smallest_range_s` returns, by the same cases.
+        lowest, highest = likely_factors
+        for count in limiting:
+            # Factors fall with the nodes: a larger count limits the factor from below, and a
+            # smaller count from above.
+            change = f"lower end is raised to {lowest:.2f}"
+            if count.nodes < asked.nodes:
+                change = f"upper end is lowered to {highest:.2f}"
+            origin += (
+                f", whose {change}: more nodes do not raise the factor, "
+                f"{_measured_factor(count, scatter)}"
+            )
+    return origin + _origin_of_smallest_range(smallest, asked, scatter)
+
+
+def _origin_of_measured(asked: Count, scatter: float) -> str:
+    """Return in words where the likely range of a measured step comes from.
+
+    ``asked`` is the count of GPUs and nodes, and a job is one run of the training. ``scatter`` is
+    the share by which the jobs of other counts scatter. The cases are those of `_likely_range_s`.
+    """
+    if asked.jobs > 1:
+        return "the range of the jobs that measured it"
+    measured = f"one job measured {asked.scaling_factor:.2f}, and "
+    if scatter > SINGLE_JOB_SHARE:
+        return f"{measured}jobs on other numbers of GPUs differ by {scatter:.0%} either way"
+    return f"{measured}another job may differ by {SINGLE_JOB_SHARE:.0%}"
+
+
+def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> str:
+    """Return in words where the range of the step on the smallest count comes from.
+
+    A count is a number of GPUs on a number of nodes, and a job is one run of the training. The
+    scaling factor of ``asked`` compares with the smallest count, and ``scatter`` is the share by
+    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The words
+    continue a sentence, and are empty if nothing was added to the step that one job measured.
+    """
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
-        return f"{origin}; the step on {on_smallest} has the range of its jobs"
+        return f"; the step on {on_smallest} has the range of its jobs"
     # The range of several jobs on ``asked`` makes no allowance for another job, so that one is
     # made for the smallest count.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
-        return f"{origin}; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
+        return f"; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
     # Jobs were seen to differ. Otherwise there is no allowance to explain.
     if scatter > LEAST_SCATTER:
         return (
-            f"{origin}; the one job on {on_smallest} may differ as much as those on other numbers "
+            f"; the one job on {on_smallest} may differ as much as those on other numbers "
             "of GPUs"
         )
-    return origin
+    return ""
 
 
 def _measured_factor(count: Count, scatter: float) -> str:
@@ -1914,25 +1978,10 @@ def _advice(
     ``asked`` is the largest count of GPUs and nodes that the user asks for. ``explained`` says what
     lengthens the step on the largest of the ``measured`` counts.
     """
-    smallest = _smallest(measured)
     findings = []
-    # How much longer the step is than on the smallest count.
-    loss_s = asked.step_s - smallest.step_s
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
-    # Two batches before each update compute as long as two steps on the smallest count, and lose
-    # only once what each step loses. The scaling factor is the time without over that with the
-    # loss.
-    twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
-    # Factors are printed with two decimals, so a smaller gain would not be seen.
-    if round(twice, 2) > round(asked.scaling_factor, 2):
-        text = (
-            "helps: accumulating two batches before each update. If every step loses the "
-            "same time, however many batches it has, this halves the time lost per sample: "
-            f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
-            f"{asked.scaling_factor:.2f}"
-        )
-        findings.append(Finding("helps", layers=(), text=text))
+    findings += _on_accumulation(_smallest(measured), asked)
     # The first case is a step between measured ones, and the second one a step beyond them. If the
     # step itself was measured, nothing is left to measure.
     if asked.interpolated:
@@ -1946,6 +1995,30 @@ def _advice(
         findings.append(_next_measurement(measured, asked))
         findings.append(Finding("evidence", layers=(), text=EVIDENCE))
     return findings
+
+
+def _on_accumulation(smallest: Count, asked: Count) -> list[Finding]:
+    """Return the advice to accumulate the gradients of two batches, if that helps visibly.
+
+    ``smallest`` and ``asked`` are counts of GPUs and nodes. The scaling factor of ``asked`` is the
+    step on ``smallest`` over its own step.
+    """
+    # How much longer the step is than on the smallest count.
+    loss_s = asked.step_s - smallest.step_s
+    # Two batches before each update compute as long as two steps on the smallest count, and lose
+    # only once what each step loses. The scaling factor is the time without the loss over the
+    # time with it.
+    twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
+    # Factors are printed with two decimals, so a smaller gain would not be seen.
+    if round(twice, 2) <= round(asked.scaling_factor, 2):
+        return []
+    text = (
+        "helps: accumulating two batches before each update. If every step loses the "
+        "same time, however many batches it has, this halves the time lost per sample: "
+        f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
+        f"{asked.scaling_factor:.2f}"
+    )
+    return [Finding("helps", layers=(), text=text)]
 
 
 def _on_messages(explained: Explained) -> Finding:
@@ -2001,28 +2074,13 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     is one run of the training. The measurement is more jobs on the anchor, a job on a number of
     nodes between the anchor's and those of ``asked``, or a job on ``asked`` itself.
     """
-    smallest = _smallest(measured)
     anchor = _anchor(measured)
-    scatter = _scatter_of_jobs(measured)
-    fastest_job_s, slowest_job_s = _jobs_s(anchor, scatter)
     # A predicted count always has an interval.
     least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
     width_s = most_s - least_s
-    half_range_s = (slowest_job_s - fastest_job_s) / 2
-    # Jobs of the anchor are the largest uncertainty if their range is more than half of the width,
-    # so that half of the range is more than a quarter of it. Jobs that differ by no more than
-    # LEAST_SCATTER to either side count as equal.
-    if half_range_s > max(LEAST_SCATTER * anchor.step_s, width_s / 4):
-        more_jobs = f"measure next: more jobs on {_nodes(anchor.nodes)}"
-        text = (
-            f"{more_jobs}, whose steps differ by {2 * half_range_s / anchor.step_s:.0%}"
-        )
-        if anchor.jobs == 1:
-            text = (
-                f"{more_jobs}, where one job was measured, because the steps of jobs on other "
-                f"numbers of nodes differ by {2 * scatter:.0%}"
-            )
-        return Finding("measure", layers=(), text=text)
+    more_jobs = _more_jobs(anchor, _scatter_of_jobs(measured), width_s)
+    if more_jobs is not None:
+        return more_jobs
     text = (
         f"measure next: one job on {_nodes(asked.nodes)}, as no number of nodes between "
         "would help"
@@ -2032,22 +2090,11 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     # No number of nodes to measure lies between the two.
     if halfway is None:
         return itself
-    # If one job on the nodes halfway measures what is predicted for them, they become the anchor.
-    # The interval of the asked count then starts from this measurement.
-    halfway_s = float(
-        scaling.step_s(smallest.step_s, anchor.step_s, halfway / anchor.nodes)
-    )
-    lower_s, upper_s = scaling.step_interval_s(
-        smallest.step_s,
-        halfway_s,
-        asked.nodes / halfway,
-        slowest_s=_slowest_s(measured, anchor),
-        # Jobs scatter halfway as on the counts that were measured.
-        jobs_s=(halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
-    )
-    # Half the width of the interval, as a share of the step, now and after this measurement.
+    # Half the width of the interval, as a share of the step, now and after a job on the nodes
+    # halfway.
     percent_now = round(100 * width_s / 2 / asked.step_s)
-    percent_then = round(100 * float(upper_s - lower_s) / 2 / asked.step_s)
+    width_then_s = _width_after_halfway_s(measured, halfway, asked.nodes)
+    percent_then = round(100 * width_then_s / 2 / asked.step_s)
     if percent_then >= percent_now:
         return itself
     text = (
@@ -2055,6 +2102,61 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"
     )
     return Finding("measure", layers=(), text=text)
+
+
+def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
+    """Return the advice to measure more jobs on the anchor, if these are the largest uncertainty.
+
+    The anchor is the measured count of GPUs and nodes from which a step is predicted, and a job is
+    one run of the training. ``width_s`` is the width of the interval of the predicted step, in
+    seconds, and ``scatter`` is the share by which the jobs of a count scatter. The result is None
+    if the jobs of the anchor add little to the interval.
+    """
+    fastest_s, slowest_s = _jobs_s(anchor, scatter)
+    half_range_s = (slowest_s - fastest_s) / 2
+    # Jobs that differ by no more than LEAST_SCATTER to either side count as equal.
+    if half_range_s <= LEAST_SCATTER * anchor.step_s:
+        return None
+    # Jobs are the largest uncertainty if their range is more than half of the width.
+    if half_range_s <= width_s / 4:
+        return None
+    text = f"measure next: more jobs on {_nodes(anchor.nodes)}"
+    if anchor.jobs == 1:
+        text += (
+            ", where one job was measured, because the steps of jobs on other "
+            f"numbers of nodes differ by {2 * scatter:.0%}"
+        )
+    else:
+        text += f", whose steps differ by {2 * half_range_s / anchor.step_s:.0%}"
+    return Finding("measure", layers=(), text=text)
+
+
+def _width_after_halfway_s(
+    measured: Sequence[Count], halfway_nodes: int, asked_nodes: int
+) -> float:
+    """Return how wide the interval of a predicted step would be after a further measurement.
+
+    The step is predicted for ``asked_nodes`` nodes. The further measurement is one job, which is
+    one run of the training, on ``halfway_nodes`` nodes. It is assumed to measure what is predicted
+    for these nodes now. They then have the most nodes, and the prediction starts from them. The
+    result is in seconds.
+    """
+    smallest_s = _smallest(measured).step_s
+    # The measured count from which steps are predicted now.
+    anchor = _anchor(measured)
+    scatter = _scatter_of_jobs(measured)
+    halfway_s = float(
+        scaling.step_s(smallest_s, anchor.step_s, halfway_nodes / anchor.nodes)
+    )
+    lower_s, upper_s = scaling.step_interval_s(
+        smallest_s,
+        halfway_s,
+        asked_nodes / halfway_nodes,
+        slowest_s=_slowest_s(measured, anchor),
+        # Jobs scatter halfway as on the counts that were measured.
+        jobs_s=(halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
+    )
+    return float(upper_s - lower_s)
 
 
 def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
