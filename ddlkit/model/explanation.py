@@ -561,17 +561,7 @@ def explanation(
     gains_by_rank_s = _gains_by_rank_s(training, compared)
     causes = _causes_by_rank(training, compared, gains_by_rank_s)
     straggler, why_no_straggler = _straggler(compared, gains_by_rank_s, causes)
-    # Each cause is removed from the schedule as it was traced, by itself.
-    removals = _removals(training, cost)
-    for name, removal in removals.items():
-        gains_s = compared.gains_s(removal(schedule))
-        # If the cost was fitted, its uncertainty counts in the interval of these gains.
-        by_sample_s = None
-        if costs and name in REST_ON_COST:
-            gains_by_cost = partial(_gains_without_s, training, compared, name)
-            by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
-        if gains_s.any() or name in ALWAYS_LISTED:
-            causes.append(compared.cause(name, gains_s, by_sample_s=by_sample_s))
+    causes += _causes_of_all_ranks(training, compared, costs)
     causes.sort(key=lambda cause: -cause.gain_s)
 
     compute_s = _typical_work_s(schedule, judged)
@@ -588,7 +578,7 @@ def explanation(
         iterations=int(judged.sum()),
         straggler=straggler,
         causes=tuple(causes),
-        waterfall=_waterfall(schedule, compared, removals),
+        waterfall=_waterfall(schedule, compared, _removals(training, cost)),
         remedies=tuple(_remedies(training, compared, costs)),
         messages=_described_messages(training),
         findings=tuple(_findings(training, compared, cost, reference)),
@@ -597,6 +587,27 @@ def explanation(
         each_s=np.array([compared.measured_s, compared.replayed_s]),
         why_no_straggler=why_no_straggler,
     )
+
+
+def _causes_of_all_ranks(
+    training: TracedTraining, compared: Comparison, costs: _Costs | None
+) -> Iterator[Cause]:
+    """Yield the causes that are not the delay of one rank, such as the start-up of messages.
+
+    ``costs`` is what messages cost by their size, None if that is not known. Each cause is
+    removed from the schedule as it was traced, by itself. A cause without any gain is left
+    out, unless it is always listed.
+    """
+    cost = costs.cost if costs else None
+    for name, removal in _removals(training, cost).items():
+        gains_s = compared.gains_s(removal(training.schedule))
+        # If the cost was fitted, its uncertainty counts in the interval of these gains.
+        by_sample_s = None
+        if costs and name in REST_ON_COST:
+            gains_by_cost = partial(_gains_without_s, training, compared, name)
+            by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
+        if gains_s.any() or name in ALWAYS_LISTED:
+            yield compared.cause(name, gains_s, by_sample_s=by_sample_s)
 
 
 def _gains_without_s(
@@ -845,26 +856,37 @@ def without_delays(schedule: Schedule) -> Schedule:
     # iteration to the last wait of the next one.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
-    rounds = np.arange(len(rounds_s))
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
     # of segments between two waits is shortened by itself.
     for stretch in _stretches(schedule):
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
-            chosen_s = rounds_s[:, :, chosen]
-            # How long each rank works in these segments together, shape (I + 1, R).
-            totals_s = chosen_s.sum(axis=2)
-            # The work of the rank that is quickest in each round, shape (I + 1, number of
-            # chosen segments).
-            quickest_s = chosen_s[rounds, totals_s.argmin(axis=1)]
-            for rank in range(schedule.n_ranks):
-                shorter_s[:, rank, chosen] = _without_excess_s(
-                    own_s=chosen_s[:, rank],
-                    other_s=quickest_s,
-                    other_total_s=totals_s.min(axis=1),
-                )
+            shorter_s[:, :, chosen] = _as_quick_as_quickest_s(rounds_s[:, :, chosen])
     return schedule.with_work(_of_iterations(schedule, shorter_s))
+
+
+def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
+    """Return the work of all ranks, none of which works longer than the quickest one.
+
+    ``work_s`` is how long each rank works in each segment of a phase, in seconds. The first
+    axis has the rounds, the second one the ranks, and the third one the segments. The
+    quickest rank of a round is the one that works least in these segments together. The
+    result has the same shape.
+    """
+    shorter_s = work_s.copy()
+    # How long each rank works in all segments, shape (rounds, R).
+    totals_s = work_s.sum(axis=2)
+    # The work of the quickest rank of each round, shape (rounds, number of segments).
+    rounds = np.arange(len(work_s))
+    quickest_s = work_s[rounds, totals_s.argmin(axis=1)]
+    for rank in range(work_s.shape[1]):
+        shorter_s[:, rank] = _without_excess_s(
+            own_s=work_s[:, rank],
+            other_s=quickest_s,
+            other_total_s=totals_s.min(axis=1),
+        )
+    return shorter_s
 
 
 def _behind_last_wait(schedule: Schedule) -> np.ndarray:
@@ -1113,32 +1135,33 @@ def _straggler(
             f"rank {slowest.rank} may be late, but to call it so takes {LEAST_JUDGED} "
             f"judged iterations, and there are {n_judged}"
         )
+    # The first condition: over all judged iterations, the rank that costs the most costs far more
+    # than the next one. The first is the rank of ``slowest``. There are always two ranks, as
+    # `bounds` explains a rank alone.
     medians_s = np.median(gains_by_rank_s, axis=1)
-    # The ranks that cost the most and the next most, and their gains by iteration. The first is
-    # the rank of ``slowest``. There are always two, as `bounds` explains a rank alone.
     first, second, *_ = np.argsort(-medians_s)
-    first_s = gains_by_rank_s[first]
-    second_s = gains_by_rank_s[second]
-    least_s = LEAST_SHARE * compared.iteration_s
-    lower_s, _ = slowest.gain_interval_s
-    is_surely_large = lower_s > least_s
     is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
-    # For each judged iteration, whether the first rank costs much in it, and far more than the
-    # second one.
-    stands_out = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
-    is_frequent = stands_out.mean() >= IN_ITERATIONS
     if not is_far_ahead:
         return None, (
             f"the delay of rank {first} costs no more than {TIMES_NEXT:g} times that of "
             f"rank {second}, and that of a straggler costs more"
         )
+    # The second condition: in most single iterations, the first rank costs much, and far more
+    # than the second one.
+    least_s = LEAST_SHARE * compared.iteration_s
+    first_s = gains_by_rank_s[first]
+    second_s = gains_by_rank_s[second]
+    is_late = (first_s > least_s) & (first_s > TIMES_NEXT * second_s)
+    is_frequent = is_late.mean() >= IN_ITERATIONS
     if not is_frequent:
-        late = compared.numbers[stands_out]
+        late = compared.numbers[is_late]
         return None, (
             f"rank {first} is late in {len(late)} of {n_judged} iterations, and a straggler "
             f"is late in at least {IN_ITERATIONS:.0%} of them{_advice_to_judge(late)}"
         )
-    if not is_surely_large:
+    # The third condition: even the lower end of the interval of the delay is large.
+    lower_s, _ = slowest.gain_interval_s
+    if lower_s <= least_s:
         return None, (
             f"rank {first} may be late, but the interval of its delay begins at "
             f"{format_seconds(lower_s)}, and that of a straggler begins above "
@@ -1293,14 +1316,7 @@ def _gains_by_sample_s(
     fitted = costs.cost
     # Only lines through the messages of a trace are resampled.
     assert isinstance(fitted, AlphaBeta)
-    # How far the start-up and the time of a byte of each sample are from the fitted ones,
-    # shape (SAMPLES, 2).
-    lines = [(line.alpha_s, line.beta_s_per_byte) for line in costs.resampled]
-    changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
-    # Seconds and seconds per byte are brought to the same scale. If all iterations are
-    # alike, no line differs from the fitted one, and the scale of 1 avoids a division by 0.
-    scale = changes.std(axis=0)
-    changes = changes / np.where(scale > 0, scale, 1.0)
+    changes = _scaled_changes(fitted, costs.resampled)
     # The planes go through the gains by the fitted cost, so only their slopes are fitted.
     gains_s = gains_by_cost_s(fitted)
     tried = costs.resampled[:FITS_TRIED]
@@ -1311,6 +1327,22 @@ def _gains_by_sample_s(
     )
     by_sample_s: Floats = gains_s + changes @ slopes
     return by_sample_s
+
+
+def _scaled_changes(fitted: AlphaBeta, resampled: Sequence[AlphaBeta]) -> Floats:
+    """Return how far the cost of each bootstrap sample is from the fitted one.
+
+    The result has a row for each sample, and two columns: the change of the start-up, and
+    the change of the time of a byte. Each column is divided by its standard deviation, which
+    brings seconds and seconds per byte to the same scale.
+    """
+    lines = [(line.alpha_s, line.beta_s_per_byte) for line in resampled]
+    changes = np.array(lines) - [fitted.alpha_s, fitted.beta_s_per_byte]
+    deviation = changes.std(axis=0)
+    # If all iterations are alike, no line differs from the fitted one. The scale of 1 then
+    # avoids a division by 0.
+    scaled: Floats = changes / np.where(deviation > 0, deviation, 1.0)
+    return scaled
 
 
 def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
@@ -1438,37 +1470,47 @@ def _bucket_remedies(
     if buckets is None:
         # `_findings` says that nothing is known of other buckets.
         return
+    plans = _plans_of_other_buckets(buckets)
+    # What each judged iteration gains by a plan. Judged iterations are those that the
+    # explanation is about.
+    gains_s = {
+        setting: buckets.gains_s(plan, compared.judged)
+        for setting, plan in plans.items()
+    }
+    medians_s = {setting: np.median(gains) for setting, gains in gains_s.items()}
+    by_gain = sorted(medians_s, key=lambda setting: -medians_s[setting])
+    for setting in by_gain[:MOST_BUCKETS]:
+        if medians_s[setting] > 0:
+            gains_by_cost_s = partial(
+                _gains_of_plan_s, buckets, plans[setting], compared.judged
+            )
+            yield compared.remedy(
+                setting,
+                gains_s[setting],
+                by_sample_s=_gains_by_sample_s(costs, gains_by_cost_s),
+            )
+
+
+def _plans_of_other_buckets(buckets: Buckets) -> dict[str, FusionPlan]:
+    """Return plans of buckets that DDP can be given, other than those of the training.
+
+    A key is the setting of DDP in words, with the number of messages. Of several settings
+    that give the same buckets, only the first is listed.
+    """
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(
-        buckets.workload, costs.cost
+        buckets.workload, buckets.cost
     )
-    # What each iteration that is judged gains by a setting, and the plan of the setting.
-    # Judged iterations are those that the explanation is about.
-    gains_by_setting: dict[str, Floats] = {}
-    plan_of_setting: dict[str, FusionPlan] = {}
-    # Several caps can give the same buckets, or those that the training has already.
     # Buckets are the same if they end behind the same gradients.
-    tried: list[tuple[int, ...]] = [buckets.current.ends]
+    listed: list[tuple[int, ...]] = [buckets.current.ends]
+    others = {}
     for setting, plan in plans.items():
-        if plan.ends not in tried:
-            tried.append(plan.ends)
-            name = f"{setting}: {len(plan.ends)} messages"
-            gains_by_setting[name] = buckets.gains_s(plan, compared.judged)
-            plan_of_setting[name] = plan
-    medians_s = {name: np.median(gains) for name, gains in gains_by_setting.items()}
-    by_gain = sorted(medians_s, key=lambda name: -medians_s[name])
-    for name in by_gain[:MOST_BUCKETS]:
-        if medians_s[name] > 0:
-            gains_by_cost_s = partial(
-                _gains_of_plan_s, buckets, plan_of_setting[name], compared.judged
-            )
-            yield compared.remedy(
-                name,
-                gains_by_setting[name],
-                by_sample_s=_gains_by_sample_s(costs, gains_by_cost_s),
-            )
+        if plan.ends not in listed:
+            listed.append(plan.ends)
+            others[f"{setting}: {len(plan.ends)} messages"] = plan
+    return others
 
 
 def _gains_of_plan_s(
@@ -1516,20 +1558,8 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     # Time that the rank does not work is exposed. Both terms are medians over iterations,
     # whose difference can be below 0.
     exposed_s = max(0.0, compared.iteration_s - compute_s)
-    without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
-    gains_s = compared.gains_s(without_messages)
-    gain_s = float(np.median(gains_s))
-    _, upper_s = compared.interval_s(gains_s)
-    waiting = Cause(
-        cause="waiting",
-        rank=None,
-        phase=None,
-        gain_share=gain_s / compared.iteration_s,
-        iteration_without_s=compared.iteration_s - gain_s,
-        gain_s=gain_s,
-        # Other ranks may have cost nothing, or all of it.
-        gain_interval_s=(0.0, upper_s),
-    )
+    waiting = _waiting(schedule, compared)
+    _, most_waiting_s = waiting.gain_interval_s
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
@@ -1546,9 +1576,31 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         findings=(
             _finding_of_profiler(trace),
             *alone.findings,
-            *_findings_of_one_rank(trace, int(judged.sum()), upper_s),
+            *_findings_of_one_rank(trace, int(judged.sum()), most_waiting_s),
         ),
         device=trace.device,
+    )
+
+
+def _waiting(schedule: Schedule, compared: Comparison) -> Cause:
+    """Return the cause "waiting" of a rank whose trace is the only one.
+
+    ``schedule`` is that of the rank as if it had trained alone, so that all its waiting is
+    time of messages. The gain is what iterations gain if messages take no time.
+    """
+    without_messages = schedule.with_messages(np.zeros_like(schedule.message_s))
+    gains_s = compared.gains_s(without_messages)
+    gain_s = float(np.median(gains_s))
+    _, upper_s = compared.interval_s(gains_s)
+    return Cause(
+        cause="waiting",
+        rank=None,
+        phase=None,
+        gain_share=gain_s / compared.iteration_s,
+        iteration_without_s=compared.iteration_s - gain_s,
+        gain_s=gain_s,
+        # Other ranks may have cost nothing, or all of it.
+        gain_interval_s=(0.0, upper_s),
     )
 
 

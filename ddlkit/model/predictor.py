@@ -16,6 +16,7 @@ import numpy as np
 from pandas import DataFrame
 
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Iteration, Prediction
@@ -194,17 +195,7 @@ def forecast(
             f"communication is {shown(communication)}: give a Communication, such as "
             "Communication(cost) for a message cost"
         )
-    cost = communication.cost
-    contention = communication.contention
-    # A sparse message sends selected elements, and selecting them takes compute.
-    if cost.selects:
-        selection_s = cost.selection_s(plan.group_bytes(workload))
-        workload = with_selection(workload, plan, selection_s)
-    iteration = Iteration(
-        workload, plan, cost, communication.link, copy_s_per_byte=copy_s_per_byte
-    )
-    if contention:
-        iteration = with_contention(iteration, contention)
+    iteration = _iteration(workload, plan, communication, copy_s_per_byte)
     if not communication.draws:
         return Forecast(iteration, interval_s=None)
 
@@ -214,13 +205,37 @@ def forecast(
     # Iterations that are compared within the same minutes share the drift of compute.
     # Without drift, each draw is shorter by the time that drift adds to compute. The drift
     # is a factor on compute, such as 1.1 for compute that takes a tenth longer.
-    without_drift_s = iterations_s - workload.compute_s * (drift - 1)
+    without_drift_s = iterations_s - iteration.workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
         interval_s=_interval(iterations_s, level),
         paired_interval_s=_interval(without_drift_s, level),
         interval_includes=interval_includes(communication),
     )
+
+
+def _iteration(
+    workload: Workload,
+    plan: FusionPlan,
+    communication: Communication,
+    copy_s_per_byte: float,
+) -> Iteration:
+    """Return the predicted iteration, with selections and contention where there are any.
+
+    ``copy_s_per_byte`` is the time to copy a gradient into and out of messages, in seconds
+    per byte, unless a contention has a measured value.
+    """
+    cost = communication.cost
+    # A sparse message sends selected elements, and selecting them takes compute.
+    if cost.selects:
+        selection_s = cost.selection_s(plan.group_bytes(workload))
+        workload = with_selection(workload, plan, selection_s)
+    iteration = Iteration(
+        workload, plan, cost, communication.link, copy_s_per_byte=copy_s_per_byte
+    )
+    if communication.contention is None:
+        return iteration
+    return with_contention(iteration, communication.contention)
 
 
 def _interval(draws_s: Floats, level: float) -> tuple[float, float]:
@@ -270,17 +285,6 @@ def draw_iterations(
     costs = communication.draws
     contention = communication.contention
 
-    # Without noise, each message takes what its cost says: the factor is 1.
-    message_factors: Floats | float = 1.0
-    if communication.noise is not None:
-        # Noise was measured by the bytes that are sent. A sparse group sends only the
-        # selected share of its bytes, and the cost of a dense one has no density.
-        density = getattr(iteration.cost, "density", 1.0)
-        sent_bytes = iteration.group_bytes * density
-        message_factors = communication.noise.factors(
-            sent_bytes, len(costs), scatter=message_scatter
-        )
-
     # Each kind of randomness has a generator of its own, so that no kind changes the draws
     # of another. The seeds are fixed, so that all plans are compared under the same draws.
     # They are 0 here, also 0 in `Noise.factors`, 1 in `Contention.of_messages`, and 2 for
@@ -297,11 +301,32 @@ def draw_iterations(
         slowdowns = contention.of_messages(iteration.group_bytes, drawn=len(costs))
     iterations_s = iteration.draws(
         costs,
-        message_factors=message_factors,
+        message_factors=_message_factors(iteration, communication, message_scatter),
         compute_factors=compute_factors * drift,
         slowdowns=slowdowns,
     )
     return iterations_s, drift
+
+
+def _message_factors(
+    iteration: Iteration, communication: Communication, scatter: bool
+) -> Floats | float:
+    """Return factors by which the messages of an iteration differ from their cost.
+
+    The result has the shape (B, G), for B draws and G messages. If the noise of messages is
+    not known, each takes what its cost says, and the result is the number 1. Without
+    ``scatter``, the messages of a draw only drift together, as in the mean of many
+    iterations.
+    """
+    if communication.noise is None:
+        return 1.0
+    # Noise was measured by the bytes that are sent. A sparse group sends only the
+    # selected share of its bytes, and the cost of a dense one has no density.
+    density = getattr(iteration.cost, "density", 1.0)
+    sent_bytes = iteration.group_bytes * density
+    return communication.noise.factors(
+        sent_bytes, draws=len(communication.draws), scatter=scatter
+    )
 
 
 def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
@@ -540,34 +565,32 @@ def plan_with_contention(
     UserError
         If no planner has this name.
     """
+    if spec == SEARCH:
+        return _searched_plan(workload, communication)
+    name, _, _ = spec.partition(":")
+    # Other plans can have a parameter behind a colon, and "search" has none.
+    if name == SEARCH:
+        raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
+    # The error also lists "search", which is no planner of `make_plan`.
+    refuse_unknown_plan(name, SEARCH)
+    return make_plan(spec, workload, communication.cost)
+
+
+def _searched_plan(workload: Workload, communication: Communication) -> FusionPlan:
+    """Return the best plan that a search finds, as `plan_with_contention` says.
+
+    The search makes local moves from the best of some plans. It is not needed where the
+    plan ``exact`` is known to be the best of all.
+    """
     cost = communication.cost
     contention = communication.contention
-    if spec != SEARCH:
-        name, _, _ = spec.partition(":")
-        # Other plans can have a parameter behind a colon, and "search" has none.
-        if name == SEARCH:
-            raise UserError(f"plan {shown(spec)}: write {SEARCH} alone")
-        # The error also lists "search", which is no planner of `make_plan`.
-        refuse_unknown_plan(name, SEARCH)
-        return make_plan(spec, workload, cost)
     exact = make_plan("exact", workload, cost)
     if contention is None and communication.link.plain:
         return exact
 
     starts = [exact, make_plan("ddp", workload)]
     if contention is not None:
-        # `jointly` takes one slowdown for all messages. Here it is the slowdown of a message
-        # with the median size of a gradient. `of_messages` returns the shape (2, 1): the
-        # slowdowns of compute and of messages for this one size.
-        median_bytes = float(np.median(workload.bytes))
-        slowdown, message_slowdown = contention.of_messages([median_bytes])[
-            :, 0
-        ].tolist()
-        # All messages are sent in the same way.
-        typical = Resources(
-            "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
-        )
-        starts.append(jointly(workload, [typical]).plan)
+        starts.append(_plan_with_one_slowdown(workload, cost, contention))
 
     def iteration_s(plan: FusionPlan) -> float:
         """Return the predicted time of an iteration, with contention if it is known."""
@@ -580,3 +603,21 @@ def plan_with_contention(
     # `improved` adds, removes or moves ends of messages as long as that shortens the
     # iteration.
     return FusionPlan(SEARCH, improved(best_start, iteration_s).ends)
+
+
+def _plan_with_one_slowdown(
+    workload: Workload, cost: MessageCost, contention: Contention
+) -> FusionPlan:
+    """Return the plan of `jointly`, which allows for one slowdown of all messages.
+
+    The slowdown is that of a message with the median size of a gradient.
+    """
+    median_bytes = float(np.median(workload.bytes))
+    # The slowdowns of compute and of messages for this one size, shape (2, 1).
+    slowdowns = contention.of_messages([median_bytes])
+    slowdown, message_slowdown = slowdowns[:, 0].tolist()
+    # All messages are sent in the same way.
+    typical = Resources(
+        "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
+    )
+    return jointly(workload, [typical]).plan

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
@@ -147,12 +147,12 @@ def training_of(
     in_flight = usable[0].in_flight
     # What all ranks did by the clock of the first rank.
     one_clock = _InOneClock.of(usable)
-    # The time of a message counts from when it can start on the last rank.
-    ends_s = one_clock.started_s.max(axis=1) + taken_s
+    ends_s = one_clock.ends_of_messages_s(taken_s)
     if in_flight > 1:
         # Messages shared the link, so each has taken longer than it would alone.
-        ready_s = one_clock.posted_s.max(axis=1)
-        message_s, startups_s = _messages_alone_s(ready_s, ends_s, startup_s, in_flight)
+        message_s, startups_s = _messages_alone_s(
+            one_clock.ready_s, ends_s, startup_s, in_flight
+        )
     else:
         message_s = taken_s
         # A message that is shorter than the start-up is nothing but start-up.
@@ -214,13 +214,10 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
         # start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, schedule.message_s)
         return replace(training, schedule=replace(schedule, startup_s=startups_s))
-    # As in `training_of`: a message ends when it has taken its time, counted from when it can
-    # start on the last rank.
     one_clock = _InOneClock.of(training.traces)
-    ready_s = one_clock.posted_s.max(axis=1)
-    ends_s = one_clock.started_s.max(axis=1) + _taken_s(training.traces)
+    ends_s = one_clock.ends_of_messages_s(_taken_s(training.traces))
     message_s, startups_s = _messages_alone_s(
-        ready_s, ends_s, startup_s, schedule.in_flight
+        one_clock.ready_s, ends_s, startup_s, schedule.in_flight
     )
     changed = schedule.with_messages(message_s, startups_s)
     return replace(training, schedule=changed)
@@ -241,21 +238,22 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
     if not first_posted_s.size:
         # All messages are broadcasts, which tell nothing: their root waits for no rank.
         return
+    # How long the first rank was traced.
+    lasted_s = first_ended_s.max() - first_posted_s.min()
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
-        # By how much the clock of the other rank is ahead. A trace has single faults, so
-        # quantiles take the place of the maximum and of the minimum.
+        # The bounds of how far the clock of the other rank is ahead. A trace has single faults,
+        # so quantiles take the place of the maximum and of the minimum.
         ahead_at_least_s = np.quantile(
             other_posted_s - first_ended_s, 1 - SHARE_CONTRADICTING
         )
         ahead_at_most_s = np.quantile(
             other_ended_s - first_posted_s, SHARE_CONTRADICTING
         )
-        lasted_s = first_ended_s.max() - first_posted_s.min()
         # If the lower bound is above the upper one, no difference of clocks agrees with both.
         # The difference in the middle misses each bound by half of ``apart_s``.
         apart_s = ahead_at_least_s - ahead_at_most_s
-        # During one run, the clocks may have drifted apart by some of this.
+        # During one run, clocks drift apart by a small share of its duration.
         if apart_s > MOST_DRIFT * lasted_s:
             raise UserError(
                 f"{first.source} and {other.source} are of different runs: whatever the "
@@ -297,40 +295,50 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 f"{trace.source}: says that it is of rank {trace.rank} of {trace.ranks} "
                 "(distributedInfo), which are counted from 0: record the trace again"
             )
-        other = by_rank.get(trace.rank)
-        if other is not None and other.source == trace.source:
-            raise UserError(f"{trace.source}: is given twice: give each trace once")
-        if other is not None:
-            # A trace that names no rank counts as one of rank 0. It does not say how many
-            # ranks there were, either.
-            silent = [own for own in (trace, other) if own.rank == own.ranks == 0]
-            if silent:
-                raise UserError(
-                    f"{silent[0].source}: does not say of which rank it is "
-                    "(distributedInfo), and another trace is of rank 0: start the "
-                    "profiler after init_process_group"
-                )
-            raise UserError(
-                f"{other.source} and {trace.source} are both of rank {trace.rank}: give "
-                "one trace for each rank"
-            )
+        if trace.rank in by_rank:
+            _raise_same_rank(by_rank[trace.rank], trace)
         by_rank[trace.rank] = trace
     _refuse_two_trainings(traces)
+    _refuse_missing_ranks(traces)
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def _raise_same_rank(first: RankTrace, second: RankTrace) -> NoReturn:
+    """Raise UserError, because two traces are of the same rank. The error says why."""
+    if second.source == first.source:
+        raise UserError(f"{second.source}: is given twice: give each trace once")
+    # A trace that names no rank counts as one of rank 0. It does not say how many
+    # ranks there were, either.
+    silent = [trace for trace in (second, first) if trace.rank == trace.ranks == 0]
+    if silent:
+        raise UserError(
+            f"{silent[0].source}: does not say of which rank it is "
+            "(distributedInfo), and another trace is of rank 0: start the "
+            "profiler after init_process_group"
+        )
+    raise UserError(
+        f"{first.source} and {second.source} are both of rank {second.rank}: give "
+        "one trace for each rank"
+    )
+
+
+def _refuse_missing_ranks(traces: Sequence[RankTrace]) -> None:
+    """Raise UserError if a rank of the training has no trace. Each trace is of another rank."""
+    given = {trace.rank for trace in traces}
     # Most traces say how many ranks there were, and the others have 0 for it. In any
     # case there were as many as the largest number of a rank says, counted from 0.
-    expected = max([trace.ranks for trace in traces] + [max(by_rank) + 1])
+    expected = max([trace.ranks for trace in traces] + [max(given) + 1])
     # Of the missing ranks, at most eight are named. They are among the first numbers: of as
     # many numbers as there are traces and eight more, at least eight are missing. A number
     # of a rank that is damaged, and very large, costs no time then.
-    first_numbers = range(min(expected, len(by_rank) + 8))
-    missing = [str(rank) for rank in first_numbers if rank not in by_rank]
+    first_numbers = range(min(expected, len(given) + 8))
+    missing = [str(rank) for rank in first_numbers if rank not in given]
     if missing:
         raise UserError(
-            f"traces of {len(by_rank)} of {expected} ranks: missing rank "
+            f"traces of {len(given)} of {expected} ranks: missing rank "
             f"{', '.join(missing[:8])}: give the traces of all ranks, or that of one rank "
             "alone, which gives only bounds on the time lost to waiting"
         )
-    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def _refuse_two_trainings(traces: Sequence[RankTrace]) -> None:
@@ -378,13 +386,7 @@ def _alike_iterations(
     while _message_kinds(traces[0].iterations[n_early]) != last:
         n_early += 1
     usable = [replace(trace, iterations=trace.iterations[n_early:]) for trace in traces]
-    for trace in usable:
-        # The messages of each iteration must be those of the pattern, and must have the
-        # sequence numbers that they have in the same iteration on the first rank.
-        pairs = zip(trace.iterations, usable[0].iterations, strict=True)
-        for iteration, of_first in pairs:
-            _refuse_other_messages(trace, iteration, last, traces[0])
-            _refuse_other_numbers(trace, iteration, of_first)
+    _refuse_unlike_iterations(usable, last)
     n_left = len(usable[0].iterations)
     if n_left < least_iterations:
         raise UserError(
@@ -396,6 +398,23 @@ def _alike_iterations(
         text = f"the first {n_early} iterations: they have other messages"
         findings.append(Finding("left out", layers=(), text=text))
     return usable, findings
+
+
+def _refuse_unlike_iterations(
+    traces: Sequence[RankTrace], expected: Sequence[MessageKind]
+) -> None:
+    """Raise UserError if messages differ between iterations or between ranks.
+
+    The messages of each iteration must be those of ``expected``. They must also have the
+    sequence numbers that they have in the same iteration on the first rank. All ranks have
+    traced the same iterations.
+    """
+    first = traces[0]
+    for trace in traces:
+        pairs = zip(trace.iterations, first.iterations, strict=True)
+        for iteration, of_first in pairs:
+            _refuse_other_messages(trace, iteration, expected, first)
+            _refuse_other_numbers(trace, iteration, of_first)
 
 
 def _refuse_without_shapes(trace: RankTrace) -> None:
@@ -634,19 +653,24 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        # One segment of backward ends with its compute, at ``backward_end_s``. Those that
-        # end later lie behind it. If the trace has copies out of buckets, a rank waits and
-        # copies there, and does nothing else, so all of their work is copying.
-        is_behind_compute = (
-            segment.phase == "backward" and end_s > iteration.backward_end_s
-        )
-        if is_behind_compute and iteration.copies_back:
+        if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
         # The next segment begins when the message has ended.
         if segment.action == WAIT:
             now_s = max(now_s, iteration.messages[segment.message].ended_s)
     return work_s, copies_s
+
+
+def _only_copies_back(segment: Segment, end_s: float, iteration: RankIteration) -> bool:
+    """Return whether all work of a segment copies gradients out of buckets.
+
+    ``end_s`` is when the rank ends this work. One segment of backward ends with the compute
+    of backward. In those behind it, the rank waits and copies, and does nothing else. The
+    result is False for all segments if the trace has no copies out of buckets.
+    """
+    is_behind_compute = segment.phase == "backward" and end_s > iteration.backward_end_s
+    return is_behind_compute and bool(iteration.copies_back)
 
 
 def _ends_of_segments_s(
@@ -797,17 +821,7 @@ class _InOneClock(NamedTuple):
         An error in how far the clock of a rank is ahead shifts all that the rank does
         alike, and leaves the replay of what was traced as it is.
         """
-        # Shape (R, I, K, 3). The last axis holds the three instants of a message.
-        instants_of_ranks_s = np.array(
-            [
-                [
-                    [(m.posted_s, m.started_s, m.ended_s) for m in iteration.messages]
-                    for iteration in trace.iterations
-                ]
-                for trace in traces
-            ]
-        )
-        instants_s = instants_of_ranks_s.transpose(1, 0, 2, 3)
+        instants_s = _instants_of_messages_s(traces)
         # How far the clock of each rank is ahead, shape (I, R), from the ends of messages.
         offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
         instants_s = instants_s - offsets_s[:, :, None, None]
@@ -821,6 +835,19 @@ class _InOneClock(NamedTuple):
             iteration_starts_s=np.transpose(own_starts_s) - offsets_s,
             iteration_ends_s=np.transpose(own_ends_s) - offsets_s,
         )
+
+    @property
+    def ready_s(self) -> Floats:
+        """Return when the last rank has posted each message, shape (I, K)."""
+        return np.asarray(self.posted_s.max(axis=1))
+
+    def ends_of_messages_s(self, taken_s: Floats) -> Floats:
+        """Return when each message ends, shape (I, K).
+
+        ``taken_s``, shape (I, K), is how long each message takes, in seconds. This time
+        counts from when the message can start on the last rank.
+        """
+        return np.asarray(self.started_s.max(axis=1) + taken_s)
 
     @property
     def first_start_s(self) -> Floats:
@@ -839,6 +866,24 @@ class _InOneClock(NamedTuple):
         last_start_s = self.iteration_starts_s.max(axis=1)
         last_end_s = self.iteration_ends_s.max(axis=1)
         return np.asarray(last_end_s - last_start_s)
+
+
+def _instants_of_messages_s(traces: Sequence[RankTrace]) -> Floats:
+    """Return three instants of each message by the clock of each rank, shape (I, R, K, 3).
+
+    In the last axis are the instants in seconds when the rank posted the message, when the
+    message could start on this rank, and when it had ended there.
+    """
+    by_rank = []
+    for trace in traces:
+        by_iteration = []
+        for iteration in trace.iterations:
+            by_iteration.append(
+                [(m.posted_s, m.started_s, m.ended_s) for m in iteration.messages]
+            )
+        by_rank.append(by_iteration)
+    # Ranks come first in the list, and iterations first in the result.
+    return np.array(by_rank).transpose(1, 0, 2, 3)
 
 
 def _ahead_of_first_rank_s(ends_s: Floats) -> Floats:
@@ -943,15 +988,8 @@ def _contention_s(
             continue
         known_s += run.duration_s
         iteration = traces[run.rank].iterations[run.iteration]
-        # The segments of backward follow one another, and each ends with the post of a
-        # message. So the number of earlier posts says to which of them an operator belongs.
-        posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
-        segment = first_of_backward + int(np.searchsorted(posted_s, run.start_s))
-        # An operator that was delayed for another reason loses no more than usual, and one
-        # that was as quick as without a message loses nothing.
-        contention_s[run.iteration, run.rank, segment] += min(
-            slowdown.longer_s, max(run.duration_s - slowdown.without_s, 0.0)
-        )
+        segment = first_of_backward + _segment_within_backward(run, iteration)
+        contention_s[run.iteration, run.rank, segment] += _lost_s(run, slowdown)
     findings = []
     if all_s and known_s < LEAST_KNOWN * all_s:
         text = (
@@ -961,6 +999,28 @@ def _contention_s(
         )
         findings.append(Finding("not known", layers=(), text=text))
     return contention_s, findings
+
+
+def _segment_within_backward(run: _Run, iteration: RankIteration) -> int:
+    """Return to which segment of backward an operator belongs, counted from 0.
+
+    ``iteration`` is the one in which ``run`` ran. The segments of backward follow one
+    another, and each ends with the post of a message. So the number of posts before the
+    operator is the number of its segment.
+    """
+    posted_s = [m.posted_s for m in iteration.messages if m.in_backward]
+    return int(np.searchsorted(posted_s, run.start_s))
+
+
+def _lost_s(run: _Run, slowdown: _Slowdown) -> float:
+    """Return how many seconds an operator lost to the messages during which it ran.
+
+    ``slowdown`` is by how much messages usually slow such operators down.
+    """
+    # An operator that was as quick as without a message loses nothing.
+    exceeds_s = max(run.duration_s - slowdown.without_s, 0.0)
+    # One that was delayed for another reason loses no more to messages than usual.
+    return min(slowdown.longer_s, exceeds_s)
 
 
 class _Run(NamedTuple):

@@ -31,6 +31,7 @@ from typing import NamedTuple, NoReturn
 
 import numpy as np
 
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import LEVEL, interval
 from ddlkit.core.iteration import Prediction
@@ -648,13 +649,7 @@ def forecast(
         beyond_one_element=brief_s is not None,
     )
     draws = len(drawn_s)
-    # The logarithm of the error of all messages of a draw, one row for each draw. An array
-    # has these logarithms already. A number is their standard deviation.
-    log_errors = common_error
-    if draws and np.ndim(common_error) == 0:
-        # The scores are values of a standard normal distribution, one for each draw.
-        log_errors = common_error * _normal_scores(draws)
-    drawn_s *= np.exp(log_errors)
+    drawn_s *= _common_factors(common_error, draws)
     # The first row is the prediction, and all others are draws: shape (1 + B, M).
     message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
@@ -676,6 +671,21 @@ def forecast(
         return prediction, None
     lower_s, upper_s = interval(iterations_s[1:], level)
     return prediction, (float(lower_s), float(upper_s))
+
+
+def _common_factors(common_error: float | Floats, draws: int) -> Floats:
+    """Return the factor of all messages of a draw for each draw, shape (draws, 1).
+
+    ``common_error`` is the error that these messages have in common, as the logarithm of
+    measured over predicted time. An array has the error in each draw. A number is the
+    standard deviation of normal errors. Without draws, there is no message to multiply,
+    and the shape does not matter.
+    """
+    log_errors = common_error
+    if draws and np.ndim(common_error) == 0:
+        # The scores are values of a standard normal distribution, one for each draw.
+        log_errors = common_error * _normal_scores(draws)
+    return np.asarray(np.exp(log_errors))
 
 
 def _brief_iterations_s(brief_s: Floats, draws: int, single_iterations: bool) -> Floats:
@@ -735,12 +745,8 @@ def _message_times(
         costs = [communication.cost, *communication.draws[:draws]]
         times_s = np.array([cost(sizes) for cost in costs])
         if beyond_one_element:
-            # The size of a collective with one element for each rank. A cost that does not
-            # state its number of ranks counts as one of a single rank.
-            least_bytes = ELEMENT_BYTES * (communication.cost.workers or 1)
-            # One row for each cost and a single column, so that the time of one element by
-            # the same cost is subtracted from the times of all messages.
-            times_s -= np.array([[cost(least_bytes)] for cost in costs])
+            # The column of the times of one element is subtracted from all columns.
+            times_s -= _times_of_one_element_s(costs)
         # Draws also have the scatter and the drift of messages, if these are known.
         # A factor has a row for each draw and a column for each of these messages.
         factors: Floats | float = 1.0
@@ -751,6 +757,16 @@ def _message_times(
         predicted_s[columns] = times_s[0]
         drawn_s[:, columns] = times_s[1:] * factors
     return predicted_s, drawn_s
+
+
+def _times_of_one_element_s(costs: Sequence[MessageCost]) -> Floats:
+    """Return the time of a message of one element per rank by each cost, in seconds.
+
+    ``costs`` are a cost and draws of it. The result has the shape (number of costs, 1).
+    """
+    # A cost that does not state its number of ranks counts as one of a single rank.
+    ranks = costs[0].workers or 1
+    return np.array([[cost(ELEMENT_BYTES * ranks)] for cost in costs])
 
 
 def _normal_scores(draws: int) -> Floats:
