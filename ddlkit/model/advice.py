@@ -208,11 +208,10 @@ class Advice:
                 "the cost of messages has no draws, so that a gain would have no "
                 "interval: fit a cost to times of more sizes"
             )
+        names = [DEFAULT, *CAPS]
         # The planners of LISTS ("exact" and others) put gradients of any type into one
         # message, but PyTorch applies a list of caps to each type anew.
-        can_impose_any = lists and not work.has_several_types
-        names = [DEFAULT, *CAPS]
-        if can_impose_any:
+        if lists and not work.has_several_types:
             names.extend(LISTS)
         # Several names may stand for the same buckets, such as all caps above the bytes of
         # a small model. Plans are equal if their buckets have the same gradients.
@@ -299,21 +298,16 @@ class Advice:
         A gain is 1 minus the time of the option over the time of the default. The noise
         of this ratio is relative to the ratio, which is 1 - gain.
         """
-        relative_deviations = []
-        for compared in (option, self.options[DEFAULT]):
-            # A single iteration over the mean of many. Draw b of both has the same cost, so
-            # only the noise of one iteration is left.
-            relative = compared.paired_s / compared.long_run_s
-            # The quantiles one standard deviation below and above the mean are two
-            # deviations apart. `np.ptp` is the difference between the two.
-            two_deviations = np.ptp(np.quantile(relative, ONE_DEVIATION))
-            relative_deviations.append(two_deviations / 2)
+        # The noise of the ratio of two single iterations. The noise of both times adds up
+        # as the root of squares.
+        single_noise = math.hypot(
+            _relative_deviation(option), _relative_deviation(self.options[DEFAULT])
+        )
         # A round's time is the median of its iterations, and the gain is the median
         # over rounds. The median of normal noise scatters more than the mean: 1.18
         # times as much for a few values, such as rounds, and 1.25 times as much for
-        # many values, such as iterations. The noise of both times adds up as the root
-        # of squares.
-        ratio_noise = 1.18 * math.hypot(*relative_deviations) / math.sqrt(rounds)
+        # many values, such as iterations.
+        ratio_noise = 1.18 * single_noise / math.sqrt(rounds)
         # With one iteration, a round's median is that iteration itself. Its noise has the
         # factor 1 and not 1.25, hence the minimum.
         ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
@@ -334,25 +328,8 @@ class Advice:
         seconds : dict of str to float
             Seconds of an iteration by cause: "start-ups", "bandwidth", "contention".
         """
-        iteration = self.options[DEFAULT].iteration
-        predicted = iteration.prediction
-        n_messages = len(iteration.plan.ends)
-        # Not every form of cost has a parameter for the start-up. The cost of one byte
-        # is nearly the start-up, because a byte takes hardly any time of the link.
-        startup_s = float(self.communication.cost(np.array([1.0]))[0])
-        # Start-ups are a part of communication, so they cannot take longer.
-        startups_s = min(predicted.communication_s, startup_s * n_messages)
-        # The iteration without contention: messages and compute do not slow each other
-        # down.
-        unslowed_link = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
-        unslowed = replace(iteration, link=unslowed_link).prediction
-        # What is left of the messages without their start-ups is the time of their bytes.
-        # Slowdowns only lengthen an iteration, so a difference below 0 counts as none.
-        seconds = {
-            "start-ups": startups_s,
-            "bandwidth": predicted.communication_s - startups_s,
-            "contention": max(0.0, predicted.iteration_s - unslowed.iteration_s),
-        }
+        predicted = self.options[DEFAULT].iteration.prediction
+        seconds = self._seconds_by_cause()
         # Even without any communication, the gain would not be worth a change.
         if predicted.exposed_communication_s < WORTH * predicted.iteration_s:
             return "compute", seconds
@@ -362,6 +339,30 @@ class Advice:
         if limit == "bandwidth" and sizes.max() > HUGE * sizes.sum():
             limit = f"one huge tensor, {self.workload.tensor[int(sizes.argmax())]}"
         return limit, seconds
+
+    def _seconds_by_cause(self) -> dict[str, float]:
+        """Return the seconds of an iteration with the default plan by cause of communication.
+
+        The causes are the start-ups of messages, bandwidth, which is the time of their
+        bytes, and contention, by which messages and compute slow each other down.
+        """
+        iteration = self.options[DEFAULT].iteration
+        predicted = iteration.prediction
+        n_messages = len(iteration.plan.ends)
+        # Not every form of cost has a parameter for the start-up. The cost of one byte
+        # is nearly the start-up, because a byte takes hardly any time of the link.
+        startup_s = float(self.communication.cost(np.array([1.0]))[0])
+        # Start-ups are a part of communication, so they cannot take longer.
+        startups_s = min(predicted.communication_s, startup_s * n_messages)
+        # The iteration without contention.
+        unslowed_link = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
+        unslowed = replace(iteration, link=unslowed_link).prediction
+        return {
+            "start-ups": startups_s,
+            "bandwidth": predicted.communication_s - startups_s,
+            # Slowdowns only lengthen an iteration, so a difference below 0 counts as none.
+            "contention": max(0.0, predicted.iteration_s - unslowed.iteration_s),
+        }
 
     def remedies(self) -> dict[str, float]:
         """Return the gain of the best plan, and of changes other than a plan.
@@ -465,19 +466,12 @@ class Advice:
         # The interval of the gain in the long run decides what to advise.
         least_gain, _ = gain_of_best["predicted_gain_interval"]
         worth_a_change = least_gain >= WORTH
-        limit, seconds = self.limits()
-        seconds_by_cause: dict[str, float | None] = {**seconds}
-        default_plan = self.options[DEFAULT].summary()
-        if self.communication.contention is None:
-            # By how much messages and compute slow each other down was not measured. The
-            # prediction takes 0 for it, which would look as if it had been.
-            seconds_by_cause["contention"] = None
-        default_plan["seconds_by_cause"] = seconds_by_cause
+        limit, _ = self.limits()
         result = {
             "advice": best.name if worth_a_change else KEEP,
             "predicted_best": best.name,
             **gain_of_best,
-            "default_plan": default_plan,
+            "default_plan": self._summary_of_default(),
             "best_plan": best.summary(),
             "limited_by": limit,
             "time_per_sample_shorter_by": self.remedies(),
@@ -489,6 +483,30 @@ class Advice:
             in_trial = self.gain(best, rounds, iterations_per_round)
             result["predicted_gain_interval_in_trial"] = list(in_trial.interval)
         return result
+
+    def _summary_of_default(self) -> dict[str, Any]:
+        """Return the times of the default plan with its seconds by cause, ready for JSON."""
+        seconds_by_cause: dict[str, float | None] = {**self._seconds_by_cause()}
+        if self.communication.contention is None:
+            # By how much messages and compute slow each other down was not measured. The
+            # prediction takes 0 for it, which would look as if it had been.
+            seconds_by_cause["contention"] = None
+        summary = self.options[DEFAULT].summary()
+        summary["seconds_by_cause"] = seconds_by_cause
+        return summary
+
+
+def _relative_deviation(option: Option) -> float:
+    """Return the standard deviation of single iterations, relative to the mean of many.
+
+    It is the noise in a comparison with an iteration that follows at once.
+    """
+    # Draw b of both times has the same cost, so only the noise of one iteration is left.
+    relative = option.paired_s / option.long_run_s
+    # The quantiles one standard deviation below and above the mean of normal noise are two
+    # deviations apart.
+    lower, upper = np.quantile(relative, ONE_DEVIATION)
+    return float((upper - lower) / 2)
 
 
 def _predicted(gain: Gain) -> dict[str, Any]:

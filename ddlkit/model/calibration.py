@@ -360,15 +360,6 @@ def _calibrated(
     # several messages in flight only serve `shared_link`, which says what messages share.
     alone = rows[rows["in_flight"] == 1]
     fitted = _fitted(alone, form, draws)
-    costs_by_form = {
-        other_form: _fitted(alone, other_form, draws=0).cost
-        for other_form in also
-        if other_form != UNFITTED
-    }
-    # The form UNFITTED is no fit, but the straight line that follows from the rate of the
-    # link. A link without a limit has the rate 0 in tables.
-    if UNFITTED in also and alone["link_bits_per_s"].all():
-        costs_by_form[UNFITTED] = _unfitted(alone)
     noise = Noise.of(
         n_bytes=alone["bytes"],
         seconds=alone["seconds"],
@@ -380,8 +371,26 @@ def _calibrated(
         draws=fitted.draws,
         link=shared_link(rows),
         noise=noise,
-        costs_by_form=costs_by_form,
+        costs_by_form=_costs_by_form(alone, also),
     )
+
+
+def _costs_by_form(
+    rows: pd.DataFrame, forms: Collection[str]
+) -> dict[str, MessageCost]:
+    """Return the cost of each form for messages that were sent one at a time.
+
+    ``rows`` are of one collective on one link. The form `UNFITTED` is left out if the link
+    has no limit.
+    """
+    costs_by_form = {
+        form: _fitted(rows, form, draws=0).cost for form in forms if form != UNFITTED
+    }
+    # The form UNFITTED is no fit, but the straight line that follows from the rate of the
+    # link. A link without a limit has the rate 0 in tables.
+    if UNFITTED in forms and rows["link_bits_per_s"].all():
+        costs_by_form[UNFITTED] = _unfitted(rows)
+    return costs_by_form
 
 
 def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
@@ -698,12 +707,8 @@ class Noise:
         # `scipy.stats` has the same function, but takes three times as long to import.
         from scipy.special import stdtrit as student_quantile
 
-        # A size of 0 has no logarithm. Clipping changes no nearest size.
-        inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
-        # One row for each measured size, one column for each message.
-        distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
-        # For each message, the index of the nearest measured size.
-        nearest = distance.argmin(axis=0)
+        # For each message, the index of the measured size that is nearest to its own.
+        nearest = self._nearest(n_bytes)
         random = np.random.default_rng(seed)
         # A deviation that is estimated from few sessions is itself uncertain. Student's
         # t allows for that. With a normal distribution intervals would be too narrow.
@@ -721,6 +726,17 @@ class Noise:
             shape = (draws, int(columns.sum()))
             factors[:, columns] *= random.choice(self.ratios[index], shape)
         return factors
+
+    def _nearest(self, n_bytes: ArrayLike) -> np.ndarray:
+        """Return for each of some sizes the index of the nearest measured size, shape (k,).
+
+        ``n_bytes`` are the sizes in bytes, shape (k,). Distances are those of logarithms.
+        """
+        # A size of 0 has no logarithm. Clipping changes no nearest size.
+        inside = np.clip(np.asarray(n_bytes, float), self.bytes[0], self.bytes[-1])
+        # One row for each measured size, one column for each of the given sizes.
+        distance = np.abs(np.log(self.bytes)[:, None] - np.log(inside))
+        return distance.argmin(axis=0)
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
@@ -790,29 +806,39 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     # One value for each size that several sessions have. Missing medians are left out.
     between_sessions = np.nanvar(log_medians[:, in_several], axis=0, ddof=1)
     variance[in_several] = between_sessions * (1 + 1 / n_sessions[in_several])
+    # n sessions of a size give n - 1 degrees of freedom.
+    size_degrees = np.maximum(0, n_sessions - 1)
 
     # A few sessions say little about one size alone, so the variances of neighbouring
-    # sizes are averaged. In row i, the matrix (s, s) has the neighbours of size i that
-    # several sessions have.
+    # sizes are averaged, and their degrees of freedom add up. In row i, the matrix (s, s)
+    # has the neighbours of size i that several sessions have.
     is_neighbour = _neighbours(sizes) & in_several
-    n_neighbours = is_neighbour.sum(axis=1)
-    has_neighbours = n_neighbours > 0
-    # The mean variance of the neighbours of each size, 0 for a size without neighbours.
-    local_variance = np.divide(
-        (is_neighbour * variance).sum(axis=1),
-        n_neighbours,
-        where=has_neighbours,
-        out=np.zeros(len(sizes)),
-    )
-    # n sessions of a size give n - 1 degrees of freedom, which add up over neighbours.
-    local_degrees = is_neighbour @ np.maximum(0, n_sessions - 1)
+    has_neighbours = is_neighbour.any(axis=1)
+    local_variance = _mean_of_chosen(is_neighbour, variance)
+    local_degrees = is_neighbour @ size_degrees
 
-    # A size without neighbours takes the average of all sizes.
+    # A size without neighbours takes the average of all sizes that several sessions have.
     mean_variance = variance[in_several].mean()
-    all_degrees = (n_sessions[in_several] - 1).sum()
+    all_degrees = size_degrees[in_several].sum()
     drift = np.sqrt(np.where(has_neighbours, local_variance, mean_variance))
     degrees = np.where(has_neighbours, local_degrees, all_degrees).astype(float)
     return drift, degrees
+
+
+def _mean_of_chosen(is_chosen: np.ndarray, values: Floats) -> Floats:
+    """Return for each row of a matrix the mean of the values that it chooses, shape (s,).
+
+    ``is_chosen``, shape (s, s) of bool, says in row i which of ``values``, shape (s,), are
+    averaged. The result is 0 for a row that chooses none.
+    """
+    n_chosen = is_chosen.sum(axis=1)
+    mean: Floats = np.divide(
+        (is_chosen * values).sum(axis=1),
+        n_chosen,
+        where=n_chosen > 0,
+        out=np.zeros(len(values)),
+    )
+    return mean
 
 
 def _neighbours(sizes: Floats) -> np.ndarray:

@@ -104,17 +104,11 @@ class Contention:
         # The times with both going on over the times alone, shape (2, k, rounds), where k
         # is the number of sizes.
         sizes, ratios = _ratios(rows)
-        # A bootstrap: each draw resamples the rounds, and its slowdowns are medians
-        # over the resampled rounds.
-        rounds = ratios.shape[-1]
-        resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
-        # The median reduces the shape (2, k, draws, rounds) to (2, k, draws). Below, draws
-        # become the first axis, and 1 is subtracted: a ratio of 1.1 is a slowdown of 0.1.
-        drawn = np.median(ratios[..., resampled], axis=-1)
+        # A ratio of 1.1 is a slowdown of 0.1.
         return cls(
             bytes=sizes,
             slowdowns=np.maximum(0.0, np.median(ratios, axis=-1) - 1),
-            draws=np.maximum(0.0, drawn.transpose(2, 0, 1) - 1),
+            draws=np.maximum(0.0, _medians_of_resamples(ratios, draws) - 1),
             copy_s_per_byte=_copy_s_per_byte(rows),
             bucket_s=_bucket_s(rows),
         )
@@ -187,23 +181,51 @@ class Contention:
             # From the shape (drawn, 2, k) to (2, drawn, k).
             values = np.moveaxis(self.draws[chosen], 1, 0)
         log_sizes = np.log(np.asarray(n_bytes, float))
-        log_measured = np.log(self.bytes)
-        if len(log_measured) == 1:
-            # There is nothing to interpolate: the one slowdown counts for every size. As
-            # below, the result is an array that can be written to.
-            return np.broadcast_to(values, (*values.shape[:-1], len(log_sizes))).copy()
-        # `np.interp` takes one row of values only. This interpolates all draws at once,
-        # between the measured sizes to the left and to the right of each size.
-        right = np.searchsorted(log_measured, log_sizes)
-        # A size outside the measured ones takes the first or the last two of them.
-        right = np.clip(right, 1, len(log_measured) - 1)
-        left = right - 1
-        gap = log_measured[right] - log_measured[left]
-        # For a size outside the measured ones, the clipped share gives the slowdown of
-        # the nearest one.
-        share = np.clip((log_sizes - log_measured[left]) / gap, 0.0, 1.0)
-        # The shape (..., k) of the values becomes (..., G).
-        return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
+        return _interpolated(log_sizes, np.log(self.bytes), values)
+
+
+def _interpolated(at: Floats, points: Floats, values: Floats) -> Floats:
+    """Return values between some points, linearly interpolated.
+
+    Parameters
+    ----------
+    at : ndarray, shape (G,)
+        Where to interpolate. Beyond the points, the value of the nearest one holds.
+    points : ndarray, shape (k,)
+        Where the values are known, increasing.
+    values : ndarray, shape (..., k)
+        The values. All rows are interpolated at once, and `np.interp` takes one row only.
+
+    Returns
+    -------
+    ndarray, shape (..., G)
+        A new array.
+    """
+    if len(points) == 1:
+        # There is nothing to interpolate: the one value of a row holds everywhere.
+        return np.broadcast_to(values, (*values.shape[:-1], len(at))).copy()
+    # The indices of the points to the left and to the right of each place. A place outside
+    # the points takes the first or the last two of them.
+    right = np.clip(np.searchsorted(points, at), 1, len(points) - 1)
+    left = right - 1
+    gap = points[right] - points[left]
+    # Outside the points, the clipped share gives the value of the nearest one.
+    share = np.clip((at - points[left]) / gap, 0.0, 1.0)
+    return np.asarray(values[..., left] * (1 - share) + values[..., right] * share)
+
+
+def _medians_of_resamples(ratios: Floats, draws: int) -> Floats:
+    """Return the medians over bootstrap resamples of the rounds, shape (draws, 2, k).
+
+    ``ratios``, shape (2, k, rounds), has two ratios of times for each of k sizes in each
+    round. Each draw takes as many rounds as there are, at random and with repeats, the same
+    ones for all ratios.
+    """
+    rounds = ratios.shape[-1]
+    resampled = np.random.default_rng(0).integers(0, rounds, (draws, rounds))
+    # The median reduces the shape (2, k, draws, rounds) to (2, k, draws).
+    medians = np.median(ratios[..., resampled], axis=-1)
+    return medians.transpose(2, 0, 1)
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
@@ -229,17 +251,11 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     # `seconds[quantity, beside]` has an index of the other three.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
-
-    def by_size_and_round(quantity: str, beside: str) -> pd.DataFrame:
-        """Return times with a row for each size and a column for each round."""
-        # The number of messages does not distinguish these rows.
-        return seconds[quantity, beside].droplevel("messages").unstack("repeat")
-
     # Compute that was timed alone has no size of messages, so only the round is left.
     compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
-    compute_during_messages = by_size_and_round("backward", MESSAGES)
-    message_during_compute = by_size_and_round("message", COMPUTE)
-    message_alone = by_size_and_round("message", NOTHING)
+    compute_during_messages = _by_size_and_round(seconds["backward", MESSAGES])
+    message_during_compute = _by_size_and_round(seconds["message", COMPUTE])
+    message_alone = _by_size_and_round(seconds["message", NOTHING])
     rounds = compute_during_messages.columns
     # Compute alone is the same for every size, so each row of the table is divided by it,
     # round by round, in the order of the table's columns.
@@ -250,6 +266,15 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         ]
     )
     return compute_during_messages.index.to_numpy(float), ratios
+
+
+def _by_size_and_round(seconds: pd.Series[float]) -> pd.DataFrame:
+    """Return times with a row for each size of messages and a column for each round.
+
+    ``seconds`` has an index of the size, the number of messages and the round. The number of
+    messages does not distinguish the times.
+    """
+    return seconds.droplevel("messages").unstack("repeat")
 
 
 def _copy_s_per_byte(rows: pd.DataFrame) -> float:
