@@ -142,24 +142,28 @@ def compare(
         errors: ArrayLike = ()
         if form in held_out:
             errors = np.abs(held_out[form].errors)
-        rows[form] = _summary_of_errors(errors)
-        # "auto" discounts the errors of forms that pass through every size.
-        factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
-        rows[form]["compared_error"] = factor * rows[form]["median_error"]
+        rows[form] = _summary_of_errors(form, errors)
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("form")
     return Comparison(table, fits, chosen, why)
 
 
-def _summary_of_errors(errors: ArrayLike) -> dict[str, float]:
-    """Return a row of `Comparison.table` from absolute errors at held-out sizes."""
+def _summary_of_errors(form: str, errors: ArrayLike) -> dict[str, float]:
+    """Return the row of a form in `Comparison.table`.
+
+    ``errors`` are the absolute relative errors at sizes that were held out of its fit.
+    """
     import pandas as pd
 
     # The median and the maximum of an empty series are NaN.
     series = pd.Series(errors, dtype=float)
+    median_error = series.median()
+    # "auto" discounts the errors of forms that pass through every size.
+    factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
     return {
         "held_out_sizes": len(series),
-        "median_error": series.median(),
+        "median_error": median_error,
         "worst_error": series.max(),
+        "compared_error": factor * median_error,
     }
 
 
@@ -418,14 +422,7 @@ def strange_times(
     # The index of the size whose time is strangest, or None.
     outlier = _outlier(distinct, medians_s)
     if outlier is not None:
-        # `_outlier` never returns the first or the last size, so both neighbours exist.
-        smaller = _size_and_time(distinct[outlier - 1], medians_s[outlier - 1])
-        strange = _size_and_time(distinct[outlier], medians_s[outlier])
-        larger = _size_and_time(distinct[outlier + 1], medians_s[outlier + 1])
-        size = format_bytes(distinct[outlier])
-        yield (
-            f"{strange}, but {smaller} and {larger}: {remedy or _about_one_size(size)}"
-        )
+        yield _unlike_neighbours(distinct, medians_s, outlier, remedy)
         # The outlier alone shall not cause the other warnings, too.
         is_other = row_sizes != distinct[outlier]
         row_sizes = row_sizes[is_other]
@@ -463,6 +460,22 @@ def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
     )
 
 
+def _unlike_neighbours(
+    sizes: Floats, medians_s: Floats, outlier: int, remedy: str | None
+) -> str:
+    """Return the warning that one size takes strangely long or short.
+
+    ``outlier`` is the index of the size. It is neither the first nor the last one, so both
+    neighbours exist. ``medians_s`` has the median time of each of ``sizes``. ``remedy`` is
+    what the warning advises, by default what `_about_one_size` says.
+    """
+    smaller = _size_and_time(sizes[outlier - 1], medians_s[outlier - 1])
+    strange = _size_and_time(sizes[outlier], medians_s[outlier])
+    larger = _size_and_time(sizes[outlier + 1], medians_s[outlier + 1])
+    advice = remedy or _about_one_size(format_bytes(sizes[outlier]))
+    return f"{strange}, but {smaller} and {larger}: {advice}"
+
+
 def _size_and_time(n_bytes: float, seconds: float) -> str:
     return f"{format_bytes(n_bytes)} takes {format_seconds(seconds)}"
 
@@ -472,47 +485,70 @@ def _outlier(sizes: Floats, medians_s: Floats) -> int | None:
 
     ``sizes``, shape (s,), increase, and ``medians_s`` has the median time of each of
     them. The result is None if no size is strangely slow or fast.
-
-    A size is slow if three things hold. It takes FAR_OFF times as long as a line
-    between its neighbours predicts, in the logarithms of size and time. It takes
-    TOO_SLOW times as long as the smaller neighbour, because otherwise the last size of
-    a slow range would be an outlier. And it takes longer than the larger neighbour,
-    because otherwise the first size of a slow range would be one.
-
-    A size is fast if the smaller neighbour takes TOO_SLOW times as long, and if the
-    larger one takes TOO_SLOW times as long for each byte. The line between neighbours is
-    of no use here: between sizes that are far apart, it lies far above the times of usual
-    costs.
     """
     # The first and the last size have one neighbour only, and are never outliers.
     if len(sizes) < 3:
         return None
     log_sizes = np.log(sizes)
     log_s = np.log(medians_s)
-    # Logarithms of the times of each inner size and of its two neighbours. All arrays
-    # below have an element for each inner size. A factor on a time is added as a logarithm.
+    # By how much each inner size is beyond its limits, negative within the limits.
+    excess = np.maximum(_too_slow_by(log_sizes, log_s), _too_fast_by(log_sizes, log_s))
+    farthest = int(np.argmax(excess))
+    # The first inner size has the index 1.
+    return farthest + 1 if excess[farthest] > 0 else None
+
+
+def _too_slow_by(log_sizes: Floats, log_s: Floats) -> Floats:
+    """Return by how much sizes are too slow compared with their neighbours.
+
+    ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
+    their times. The result has the shape (s - 2,), for all sizes but the first and the
+    last. It is the logarithm of a size's time over the longest time that is not too slow.
+
+    A size is too slow if three things hold. It takes FAR_OFF times as long as a line
+    between its neighbours predicts, in the logarithms of size and time. It takes
+    TOO_SLOW times as long as the smaller neighbour, because otherwise the last size of
+    a slow range would be an outlier. And it takes longer than the larger neighbour,
+    because otherwise the first size of a slow range would be one.
+    """
     smaller = log_s[:-2]
     inner = log_s[1:-1]
     larger = log_s[2:]
     # Where each inner size lies between its neighbours: from 0 to 1.
     share = (log_sizes[1:-1] - log_sizes[:-2]) / (log_sizes[2:] - log_sizes[:-2])
     interpolated = smaller + share * (larger - smaller)
-    slow_limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
+    # A factor on a time is added as a logarithm.
+    limits = (interpolated + np.log(FAR_OFF), smaller + np.log(TOO_SLOW), larger)
+    # A slow size exceeds all three limits, and so the largest one.
+    too_slow_by: Floats = inner - np.max(limits, axis=0)
+    return too_slow_by
+
+
+def _too_fast_by(log_sizes: Floats, log_s: Floats) -> Floats:
+    """Return by how much sizes are too fast compared with their neighbours.
+
+    ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
+    their times. The result has the shape (s - 2,), for all sizes but the first and the
+    last. It is the logarithm of the shortest time that is not too fast over a size's time.
+
+    A size is too fast if the smaller neighbour takes TOO_SLOW times as long, and if the
+    larger one takes TOO_SLOW times as long for each byte. The line between neighbours is
+    of no use here: between sizes that are far apart, it lies far above the times of usual
+    costs.
+    """
+    smaller = log_s[:-2]
+    inner = log_s[1:-1]
+    larger = log_s[2:]
     # A larger neighbour may take longer in proportion to its bytes.
     log_bytes_ratio = log_sizes[2:] - log_sizes[1:-1]
-    fast_limits = (
+    # A factor on a time is added as a logarithm.
+    limits = (
         smaller - np.log(TOO_SLOW),
         larger - log_bytes_ratio - np.log(TOO_SLOW),
     )
-    # By how much each inner size exceeds its limits, as a logarithm. The excess is
-    # negative within the limits. A slow size exceeds all three limits, hence the
-    # maximum of the limits, and a fast size is below both, hence the minimum.
-    too_slow = inner - np.max(slow_limits, axis=0)
-    too_fast = np.min(fast_limits, axis=0) - inner
-    excess = np.maximum(too_slow, too_fast)
-    farthest = int(np.argmax(excess))
-    # The first inner size has the index 1.
-    return farthest + 1 if excess[farthest] > 0 else None
+    # A fast size is below both limits, and so below the smaller one.
+    too_fast_by: Floats = np.min(limits, axis=0) - inner
+    return too_fast_by
 
 
 SMALL_BYTES = 64 * KIB

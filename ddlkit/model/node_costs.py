@@ -328,14 +328,7 @@ class NodeCosts:
         # If more nodes were measured, their times limit the predicted ones.
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
-            # The times of the larger table, interpolated at the sizes of the anchor's table.
-            larger_s = _table(larger.sizes, larger.seconds, collective, ranks)(
-                anchor.sizes
-            )
-            # More nodes do not shorten a message. So where the larger table is faster than the
-            # anchor's, the limit is the anchor's time.
-            most_s = np.maximum(larger_s, anchor.seconds)
-            seconds = np.minimum(seconds, most_s)
+            seconds = np.minimum(seconds, _most_s(anchor, larger))
         # The law of all-gathers and reduce-scatters gives NaN for a size if the anchor's table
         # lacks the times from which it would follow. Such sizes are left out.
         is_known = np.isfinite(seconds)
@@ -412,6 +405,21 @@ def _per_node(table: NodeTable) -> str:
     if table.ranks % table.nodes:
         return f"{table.ranks} on {table.nodes} nodes"
     return str(table.ranks // table.nodes)
+
+
+def _most_s(anchor: NodeTable, larger: NodeTable) -> Floats:
+    """Return the longest times between two measured numbers of nodes, shape (k,), in seconds.
+
+    ``larger`` is the table of more nodes, and ``anchor`` that of fewer nodes. The times are
+    those of the sizes of ``anchor``.
+    """
+    # The times of the larger table, interpolated at the sizes of the anchor's table.
+    cost = _table(larger.sizes, larger.seconds, larger.collective, larger.ranks)
+    larger_s = cost(anchor.sizes)
+    # More nodes do not shorten a message. So where the larger table is faster than the
+    # anchor's, the limit is the anchor's time.
+    most_s: Floats = np.maximum(larger_s, anchor.seconds)
+    return most_s
 
 
 def _table(sizes: Floats, seconds: Floats, collective: str, ranks: int) -> Table:

@@ -70,19 +70,11 @@ class Buckets:
         ready_s = _ready_of_all_s(training, sizes)
         if ready_s is None:
             return None
-        # A message begins when the last rank has posted it, so plans are made for the
-        # slowest rank of each iteration. The median over iterations is a typical one.
-        typical_s = np.median(ready_s.max(axis=1), axis=0)
-        # What a workload states of backward is the time from one gradient to the next. It is
-        # not below 0, because `_ready_of_all_s` returns times that never decrease.
-        backward_s = np.diff(typical_s, prepend=0.0)
-        # Nothing is planned for forward, so its time is left out.
-        workload = Workload.from_arrays(0.0, backward_s, sizes)
         return cls(
             training=training,
             cost=cost,
             ready_s=ready_s,
-            workload=workload,
+            workload=_typical_workload(ready_s, sizes),
             current=FusionPlan("traced", ends),
         )
 
@@ -101,24 +93,13 @@ class Buckets:
         new_s = costed_messages_s(self.training, self.cost, n_bytes)
         behind_s = old.message_s[:, backward.messages.stop :]
         message_s = np.concatenate([before_s, new_s, behind_s], axis=1)
-        # None stands for no start-ups.
-        startup_s = None
-        if old.startups_s.any():
-            # Every message has the same start-up, except that a shorter message is nothing but
-            # start-up. So the largest start-up is that of all messages.
-            startup_s = np.minimum(old.startups_s.max(), message_s)
-        # The numbers of messages behind backward grow by the messages that backward has more.
-        added = len(plan.ends) - backward.n_messages
-        first = backward.messages.start
-        # Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
-        rooted = tuple(k if k < first else k + added for k in old.rooted)
         return replace(
             old,
             segments=_with_messages(old.segments, backward, len(plan.ends)),
             work_s=self._work_s(plan, backward, n_bytes),
             message_s=message_s,
-            startup_s=startup_s,
-            rooted=rooted,
+            startup_s=_startups_s(old, message_s),
+            rooted=_rooted(old, backward, len(plan.ends)),
             # How late ranks see the ends of the messages that they wait for.
             lag_s=_lags_s(old.lags_s, backward.messages, len(plan.ends)),
         )
@@ -145,17 +126,19 @@ class Buckets:
         # to their bytes, which gives the shape (I, R, G).
         copied_s = old_s[:, :, backward.copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
-        # Before the first wait nothing is copied.
-        no_copy_s = np.zeros((*copied_s.shape, 1))
-        # In the order of segments that `_with_messages` returns. The copy of a bucket is work
-        # before the next wait, and that of the last bucket is work before the mark behind it.
+        # In the order of segments that `_with_messages` returns.
         return np.concatenate(
             [
+                # Work before backward.
                 old_s[:, :, : backward.posting.start],
+                # Work before each post, and before the mark of the end of backward.
                 until_post_s,
                 after_last_post_s[:, :, None],
-                no_copy_s,
+                # Before the first wait nothing is copied. The copy of a bucket is work before
+                # the next wait, and that of the last bucket before the mark behind it.
+                np.zeros((*copied_s.shape, 1)),
                 copies_s,
+                # Work behind backward.
                 old_s[:, :, backward.copying.stop :],
             ],
             axis=2,
@@ -173,6 +156,21 @@ class Buckets:
         then_s = self.schedule(plan).replay().iteration_s
         gained_s: Floats = (now_s - then_s)[judged]
         return gained_s
+
+
+def _typical_workload(ready_s: Floats, gradient_bytes: Sequence[int]) -> Workload:
+    """Return the gradients of a training, with the median readiness of the slowest rank.
+
+    ``ready_s``, shape (I, R, n), is when each of n gradients is ready on each rank, in seconds
+    from the start of backward. It never decreases from one gradient to the next.
+    """
+    # A message begins when the last rank has posted it, so plans are made for the slowest
+    # rank of each iteration. The median over iterations is a typical one.
+    typical_s = np.median(ready_s.max(axis=1), axis=0)
+    # What a workload states of backward is the time from one gradient to the next.
+    backward_s = np.diff(typical_s, prepend=0.0)
+    # Nothing is planned for forward, so its time is left out.
+    return Workload.from_arrays(0.0, backward_s, gradient_bytes)
 
 
 def of_backward(training: TracedTraining) -> slice:
@@ -213,29 +211,63 @@ def costed_messages_s(
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
-    # A fitted line can have a start-up below 0.
-    startup_s = max(0.0, cost.startup_s())
     # What all messages of backward in the trace cost together: start-ups, and the rest,
-    # which is the time of their bytes. The start-up of a message is at most its whole cost.
-    startup_sum_s = np.minimum(startup_s, cost(traced_bytes)).sum()
+    # which is the time of their bytes.
+    startup_sum_s = _startup_parts_s(cost, traced_bytes).sum()
     wire_sum_s = np.asarray(cost(traced_bytes)).sum() - startup_sum_s
     # What they took together in each iteration, shape (I,).
     traced_sum_s = training.schedule.message_s[:, traced].sum(axis=1)
-    startup_factor = np.ones_like(traced_sum_s)
-    wire_factor = np.ones_like(traced_sum_s)
-    # The messages of an iteration may have taken less than the part of their cost that keeps
-    # its factor 1. The part with the other factor then takes no time.
-    if startup_sum_s > wire_sum_s:
-        startup_factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
-    else:
-        wire_factor = np.maximum(traced_sum_s - startup_sum_s, 0.0) / wire_sum_s
-    new_startup_s = np.minimum(startup_s, cost(n_bytes))
+    # The same two parts of the cost of each new message.
+    new_startup_s = _startup_parts_s(cost, n_bytes)
     new_wire_s = np.asarray(cost(n_bytes)) - new_startup_s
-    # A row for each iteration, and a column for each new message.
-    new_s: Floats = (
-        startup_factor[:, None] * new_startup_s + wire_factor[:, None] * new_wire_s
-    )
+    # The part of the cost that is the larger one in the trace has the factor. The traced
+    # messages may have taken less than the other part. The larger part then takes no time.
+    new_s: Floats
+    if startup_sum_s > wire_sum_s:
+        factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
+        new_s = factor[:, None] * new_startup_s + new_wire_s
+    else:
+        factor = np.maximum(traced_sum_s - startup_sum_s, 0.0) / wire_sum_s
+        new_s = new_startup_s + factor[:, None] * new_wire_s
     return new_s
+
+
+def _startup_parts_s(cost: MessageCost, n_bytes: Floats) -> Floats:
+    """Return which part of the cost of each message is start-up, shape (G,), in seconds.
+
+    ``n_bytes``, shape (G,), are the sizes of the messages. The start-up of a message is at
+    most its whole cost.
+    """
+    # A fitted line can have a start-up below 0.
+    startup_s = max(0.0, cost.startup_s())
+    return np.minimum(startup_s, cost(n_bytes))
+
+
+def _startups_s(traced: Schedule, message_s: Floats) -> Floats | None:
+    """Return the start-ups of new messages, shape (I, number of messages), in seconds.
+
+    ``message_s`` is how long these messages take, and ``traced`` is the schedule of the trace.
+    The result is None if its messages have no start-ups.
+    """
+    if not traced.startups_s.any():
+        return None
+    # Every message has the same start-up, except that a shorter message is nothing but
+    # start-up. So the largest start-up is that of all messages.
+    return np.minimum(traced.startups_s.max(), message_s)
+
+
+def _rooted(
+    traced: Schedule, backward: _BackwardSegments, n_messages: int
+) -> tuple[int, ...]:
+    """Return the new numbers of rooted messages if backward sends ``n_messages`` messages.
+
+    Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
+    ``traced`` is the schedule of the trace, and ``backward`` says which of its messages are
+    of backward. Messages behind these get other numbers.
+    """
+    added = n_messages - backward.n_messages
+    first = backward.messages.start
+    return tuple(k if k < first else k + added for k in traced.rooted)
 
 
 def _lags_s(traced_s: Floats, in_backward: slice, n_messages: int) -> Floats:

@@ -159,17 +159,22 @@ def checked_steps(steps: DataFrame) -> DataFrame:
     values["nodes"] = np.maximum(values["nodes"], 1)
     texts = _texts(table, "the steps", ("job", "nccl", "settings"))
     table = table.assign(**values, **texts)
-    # Each node must have at least one GPU.
-    has_empty_nodes = values["gpus"] < values["nodes"]
-    if has_empty_nodes.any():
-        # The first wrong row, as True is greater than False.
-        row = table.iloc[int(np.argmax(has_empty_nodes))]
-        noun = "GPU" if row["gpus"] == 1 else "GPUs"
-        raise UserError(
-            f"job {row['job']} has {row['gpus']} {noun} on {row['nodes']} nodes, fewer than one "
-            "on each: correct the columns gpus and nodes"
-        )
+    _refuse_empty_nodes(table)
     return table
+
+
+def _refuse_empty_nodes(steps: DataFrame) -> None:
+    """Raise UserError for the first step on fewer GPUs than nodes, of which each has a GPU."""
+    has_empty_nodes = (steps["gpus"] < steps["nodes"]).to_numpy()
+    if not has_empty_nodes.any():
+        return
+    # The first wrong row, as True is greater than False.
+    row = steps.iloc[int(np.argmax(has_empty_nodes))]
+    noun = "GPU" if row["gpus"] == 1 else "GPUs"
+    raise UserError(
+        f"job {row['job']} has {row['gpus']} {noun} on {row['nodes']} nodes, fewer than one "
+        "on each: correct the columns gpus and nodes"
+    )
 
 
 def checked_times(collectives: DataFrame) -> DataFrame:
@@ -325,7 +330,10 @@ def _numbers(
     values = numbers.to_numpy(float, na_value=np.nan)
     # Missing values are NaN here, which is not finite.
     is_right = np.isfinite(values)
-    is_right &= values > 0 if least is None else values >= least
+    if least is None:
+        is_right &= values > 0
+    else:
+        is_right &= values >= least
     if is_whole:
         is_right &= values % 1 == 0
     if not is_right.all():
