@@ -382,13 +382,14 @@ class Advice:
         )
         two_batches_sent_at_once = work.accumulated(2)
         # A link twice as fast is modelled as half the bytes in the present buckets, with
-        # unchanged start-ups. If instead gradients have half the bytes, DDP puts more of
-        # them into a bucket, so the plan is made anew.
+        # unchanged start-ups.
         present_plan = self.options[DEFAULT].iteration.plan
         faster_link = forecast(half_the_bytes, present_plan, self.communication)
         gains = {
             ANOTHER_PLAN: 1 - self.ranked[0].seconds / default_s,
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / default_s,
+            # DDP puts more gradients of half the bytes into a bucket, so that the plan is
+            # made anew.
             "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
             "gradient accumulation over twice as many batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)

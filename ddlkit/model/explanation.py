@@ -690,25 +690,37 @@ def _findings(
             f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
         )
         yield Finding("not known", layers=(), text=text)
+    yield from _findings_of_cost(training, cost, reference)
+    yield from _finding_of_few_iterations(len(compared.measured_s))
+
+
+def _findings_of_cost(
+    training: TracedTraining, cost: MessageCost | None, reference: MessageCost | None
+) -> Iterator[Finding]:
+    """Yield what the cost of messages rests on, and what is not known for want of a cost.
+
+    ``cost`` is ``reference``, or without one the cost that was fitted to the messages
+    of the trace. It is None if none could be fitted.
+    """
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the trace alone does not tell "
             "(give --collectives, measured while the machines are idle)"
         )
         yield Finding("not known", layers=(), text=text)
-    elif Buckets.of(training, cost) is None:
+        return
+    if Buckets.of(training, cost) is None:
         # The trace does not tell which gradients each message carries.
         text = (
             "other buckets: the gradients have several types, are not all used, or do "
             "not fill the messages"
         )
         yield Finding("not known", layers=(), text=text)
-    if cost is not None and reference is None:
+    if reference is None:
         text = (
             "start-up and bandwidth are separated by the sizes of the trace's messages"
         )
         yield Finding("messages", layers=(), text=text)
-    yield from _finding_of_few_iterations(len(compared.measured_s))
 
 
 def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:

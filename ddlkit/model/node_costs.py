@@ -274,19 +274,7 @@ class NodeCosts:
         # The tables are in the order of their nodes, so that the last one has the most.
         not_larger = [table for table in several if table.nodes <= nodes]
         anchor = not_larger[-1] if not_larger else several[0]
-        # A collective that is not listed has no law by which its times grow.
-        most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective)
-        if most_times is None:
-            known = ", ".join(scaling.MOST_TIMES_OF_COLLECTIVE)
-            raise UserError(
-                f"{collective} is not predicted for more nodes: give tables of {known}"
-            )
-        if nodes > most_times * anchor.nodes:
-            needed = int(np.ceil(nodes / most_times))
-            raise UserError(
-                f"{nodes} nodes are more than {most_times:g} times the {anchor.nodes} nodes of "
-                f"the largest table of {collective}: measure it on {needed} nodes or more"
-            )
+        _refuse_too_many_nodes(anchor, nodes)
         return anchor
 
     def cost(self, collective: str, nodes: int, ranks: int) -> Table:
@@ -405,6 +393,24 @@ def _per_node(table: NodeTable) -> str:
     if table.ranks % table.nodes:
         return f"{table.ranks} on {table.nodes} nodes"
     return str(table.ranks // table.nodes)
+
+
+def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
+    """Raise UserError if a number of nodes cannot be predicted from a table."""
+    collective = anchor.collective
+    # A collective that is not listed has no law by which its times grow.
+    most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective)
+    if most_times is None:
+        known = ", ".join(scaling.MOST_TIMES_OF_COLLECTIVE)
+        raise UserError(
+            f"{collective} is not predicted for more nodes: give tables of {known}"
+        )
+    if nodes > most_times * anchor.nodes:
+        needed = int(np.ceil(nodes / most_times))
+        raise UserError(
+            f"{nodes} nodes are more than {most_times:g} times the {anchor.nodes} nodes of "
+            f"the largest table of {collective}: measure it on {needed} nodes or more"
+        )
 
 
 def _most_s(anchor: NodeTable, larger: NodeTable) -> Floats:

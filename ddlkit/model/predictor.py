@@ -518,20 +518,28 @@ def workload_of_case(
     if not case.sparse:
         return workload
 
-    if case.selection_sha256 not in selections:
-        # A replay sleeps for recorded selection times, and its case has their hash. Real
-        # training really selects and replays no times, so its hash is empty.
-        times = case.selection_sha256[:12] or "of real training"
-        raise UserError(
-            f"case {case.key}: the selection times {times} are missing: "
-            "add the recording that has them"
-        )
     plan = plan_of(case)
-    selecting = selections[case.selection_sha256]
+    selecting = _selecting_of_case(case, selections)
     # The time to select the sent share of the elements of each group of gradients.
     selection_s = selecting(elements_of(plan.group_bytes(workload)), case.density)
     # The workload is slowed down already, but these times are not.
     return with_selection(workload, plan, slowest_factor * selection_s)
+
+
+def _selecting_of_case(case: Case, selections: Mapping[str, Selecting]) -> Selecting:
+    """Return the selection times of a sparse case, or raise UserError if they are missing.
+
+    ``selections`` has selection times by their hash.
+    """
+    if case.selection_sha256 in selections:
+        return selections[case.selection_sha256]
+    # A replay sleeps for recorded selection times, and its case has their hash. Real
+    # training really selects and replays no times, so its hash is empty.
+    times = case.selection_sha256[:12] or "of real training"
+    raise UserError(
+        f"case {case.key}: the selection times {times} are missing: "
+        "add the recording that has them"
+    )
 
 
 # -- plans where compute is real -------------------------------------------------------

@@ -970,28 +970,7 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     ``measured`` has the measured counts of GPUs and nodes, in the order of GPUs.
     ``targets`` are the numbers of nodes to predict for, in ascending order.
     """
-    first = measured[0]
-    # A prediction extrapolates from two counts.
-    if len(measured) == 1:
-        verb = "was" if first.gpus == 1 else "were"
-        missing = "one GPU or one node" if first.nodes > 1 else "two nodes or more"
-        raise UserError(
-            f"only {_gpus(first.gpus)} on {_nodes(first.nodes)} {verb} measured: measure "
-            f"{missing} as well"
-        )
-    if all(count.nodes > 1 for count in measured):
-        # The loss is how much longer a step is than on the smallest count on one node. Several
-        # nodes already lose time, which would count as none if the loss began there.
-        raise UserError(
-            f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
-            "one GPU or one node"
-        )
-    if all(count.nodes == 1 for count in measured):
-        # A prediction needs to know how a step grows with the nodes.
-        raise UserError(
-            f"all steps were measured on a single node, on up to {_gpus(measured[-1].gpus)}: add "
-            "steps measured on two nodes or more"
-        )
+    _refuse_missing_counts(measured)
     # The count on several nodes with the most GPUs, from which steps are predicted.
     anchor = _anchor(measured)
     # Predicted nodes have as many GPUs as each node of the anchor.
@@ -1015,6 +994,35 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
             f"{targets[-1]} nodes are more than {scaling.MOST_TIMES:g} times the largest "
             f"measured number of nodes, {anchor.nodes}: ask for at most {most:g} nodes, or "
             f"measure steps on {needed} nodes or more"
+        )
+
+
+def _refuse_missing_counts(measured: Sequence[Count]) -> None:
+    """Raise UserError unless steps were measured on one node and on several nodes.
+
+    ``measured`` has the measured counts of GPUs and nodes, in the order of GPUs. A prediction
+    extrapolates from a count on one node and a count on several nodes.
+    """
+    first = measured[0]
+    if len(measured) == 1:
+        verb = "was" if first.gpus == 1 else "were"
+        missing = "one GPU or one node" if first.nodes > 1 else "two nodes or more"
+        raise UserError(
+            f"only {_gpus(first.gpus)} on {_nodes(first.nodes)} {verb} measured: measure "
+            f"{missing} as well"
+        )
+    if all(count.nodes > 1 for count in measured):
+        # The loss is how much longer a step is than on the smallest count on one node. Several
+        # nodes already lose time, which would count as none if the loss began there.
+        raise UserError(
+            f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
+            "one GPU or one node"
+        )
+    if all(count.nodes == 1 for count in measured):
+        # A prediction needs to know how a step grows with the nodes.
+        raise UserError(
+            f"all steps were measured on a single node, on up to {_gpus(measured[-1].gpus)}: add "
+            "steps measured on two nodes or more"
         )
 
 
@@ -1407,22 +1415,31 @@ def _largest_bucket_in_words(workload: Workload | None) -> str:
 def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
     """Return a finding if the tables of collectives tell too little of a training's messages.
 
+    ``workload`` has the gradients, None if they are not known. Raises UserError if a table of
+    all-reduces ends too far below the largest message of these gradients.
+    """
+    if "all_reduce" in costs.collectives:
+        return _on_short_tables(costs, workload)
+    # Without the gradients, the time of messages alone is not known whatever the
+    # tables. Another finding says that the gradients are missing.
+    if workload is None:
+        return []
+    listed = ", ".join(costs.collectives)
+    text = (
+        f"messages alone: not known, because the tables are of {listed}, and gradients are "
+        "exchanged by all-reduces: give a table of all_reduce"
+    )
+    return [Finding("messages", layers=(), text=text)]
+
+
+def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
+    """Return a finding if a table of all-reduces ends below the largest bucket of gradients.
+
     DDP exchanges gradients in buckets, each of which is one message. ``workload`` has the
     gradients. If it is None, the largest bucket is taken to be PyTorch's default, and no time of a
-    message of gradients is predicted. Raises UserError if such times are predicted and a table of
-    all-reduces ends so far below the largest bucket that its times cannot be continued to it.
+    message of gradients is predicted. Raises UserError if such times are predicted and the table
+    ends so far below the largest bucket that its times cannot be continued to it.
     """
-    if "all_reduce" not in costs.collectives:
-        # Without the gradients, the time of messages alone is not known whatever the
-        # tables. Another finding says that the gradients are missing.
-        if workload is None:
-            return []
-        listed = ", ".join(costs.collectives)
-        text = (
-            f"messages alone: not known, because the tables are of {listed}, and gradients are "
-            "exchanged by all-reduces: give a table of all_reduce"
-        )
-        return [Finding("messages", layers=(), text=text)]
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
     # The table that ends at the smallest size is the one that may be too short.
@@ -1502,18 +1519,18 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
         cost = costs.cost(collective, target.nodes, target.gpus)
         for n_bytes in SHOWN_SIZES:
             # Outside the sizes of the table, times would be extrapolated.
-            if cost.bytes[0] <= n_bytes <= cost.bytes[-1]:
-                seconds = float(cost(n_bytes))
-                times.append(
-                    MessageTime(
-                        collective=collective,
-                        nodes=target.nodes,
-                        gpus=target.gpus,
-                        bytes=n_bytes,
-                        seconds=seconds,
-                        bad_day_s=factor * seconds,
-                    )
-                )
+            if n_bytes < cost.bytes[0] or n_bytes > cost.bytes[-1]:
+                continue
+            seconds = float(cost(n_bytes))
+            message_time = MessageTime(
+                collective=collective,
+                nodes=target.nodes,
+                gpus=target.gpus,
+                bytes=n_bytes,
+                seconds=seconds,
+                bad_day_s=factor * seconds,
+            )
+            times.append(message_time)
     return tuple(times)
 
 

@@ -330,13 +330,15 @@ class Sharding:
         else:
             modules_of_tensor = _units_by_name(profile, spec)
         # The root, which has no modules, comes first, also if no tensor belongs to it.
-        # All other units follow in the order in which they first compute.
+        # All other units follow in the order in which they first compute. A dict has each
+        # unit once, and keeps this order.
         root: tuple[str, ...] = ()
         modules_of_unit = list(dict.fromkeys([root, *modules_of_tensor]))
-        unit_of_modules = {
-            modules: unit for unit, modules in enumerate(modules_of_unit)
+        # The number of a unit is its position in this list.
+        number_of_unit = {
+            modules: number for number, modules in enumerate(modules_of_unit)
         }
-        unit_of_tensor = [unit_of_modules[modules] for modules in modules_of_tensor]
+        unit_of_tensor = [number_of_unit[modules] for modules in modules_of_tensor]
 
         # The sum of the bytes of all tensors of each unit.
         bytes_of_unit = np.bincount(
@@ -420,10 +422,21 @@ class Sharding:
         """
         # The builder adds steps, and remembers which units are whole or being gathered.
         program = _ProgramBuilder(unit_bytes=self.bytes, blocking=blocking)
-        root_has_parameters = self.bytes[ROOT] > 0
-        first_unit = self.runs[0].unit
+        self._add_forward(program, prefetch=prefetch, reshard=reshard)
+        self._add_backward(program, prefetch=prefetch)
+        program.wait_for_scatter()
+        program.compute(self.update_s)
+        return Program(tuple(program.steps), tuple(program.messages))
 
-        # -- forward
+    def _add_forward(
+        self, program: _ProgramBuilder, *, prefetch: bool, reshard: bool
+    ) -> None:
+        """Add the steps of the forward pass to a program.
+
+        With ``prefetch``, the next unit is gathered while one computes. With ``reshard``, a
+        unit is divided among the ranks again when its forward has ended.
+        """
+        root_has_parameters = self.bytes[ROOT] > 0
         if root_has_parameters:
             program.wait_for_unit(ROOT)
         for run, later_units in _with_later_units(self.runs):
@@ -439,11 +452,19 @@ class Sharding:
             if reshard and not stays_whole:
                 program.reshard(unit)
 
-        # -- backward: from the last run to the first. Later units are those that
-        # compute later in backward, which come earlier in forward. No unit is gathered
-        # again after its backward, so that resharding needs no step here.
+    def _add_backward(self, program: _ProgramBuilder, *, prefetch: bool) -> None:
+        """Add the steps of the backward pass to a program, with the scatters of gradients.
+
+        With ``prefetch``, the next unit is gathered while one computes. No unit is gathered
+        again after its backward, so that resharding needs no step here.
+        """
+        root_has_parameters = self.bytes[ROOT] > 0
+        first_unit = self.runs[0].unit
+        # Backward runs from the last run to the first. Later units are those that compute
+        # later in backward, which come earlier in forward.
         for run, later_units in _with_later_units(self.runs[::-1]):
             unit = run.unit
+            # This gathers the unit unless it is whole or was gathered ahead.
             program.wait_for_unit(unit)
             if prefetch:
                 program.gather_next(later_units)
@@ -454,17 +475,14 @@ class Sharding:
             if is_complete and unit not in (ROOT, first_unit):
                 program.scatter(unit)
 
-        # -- the end: FSDP2 scatters the gradients of a unit when the gradient of the
-        # unit's input is ready. The root and the first unit take the input of the
-        # network, which has no gradient. So both scatter after the backward pass. The
-        # root may itself be the first unit, and scatters once.
+        # FSDP2 scatters the gradients of a unit when the gradient of the unit's input is
+        # ready. The root and the first unit take the input of the network, which has no
+        # gradient. So both scatter after the backward pass. The root may itself be the
+        # first unit, and scatters once.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
             program.scatter(first_unit)
-        program.wait_for_scatter()
-        program.compute(self.update_s)
-        return Program(tuple(program.steps), tuple(program.messages))
 
 
 def _with_later_units(runs: Sequence[Run]) -> Iterator[tuple[Run, list[int]]]:
