@@ -685,18 +685,17 @@ def _ends_of_segments_s(
     that lies before the end of the previous segment stands for no work.
     """
     # When the marks of each phase are, in their order. Backward has two marks: the end
-    # of its compute, and the end of copying.
+    # of its compute, and the end of copying. An iterator gives them one after the other.
     marks_s = {
-        "input": [iteration.input_end_s],
-        "forward": [iteration.forward_end_s],
-        "backward": [iteration.backward_end_s, max(copied_until_s)],
-        "update": [iteration.end_s],
+        "input": iter([iteration.input_end_s]),
+        "forward": iter([iteration.forward_end_s]),
+        "backward": iter([iteration.backward_end_s, max(copied_until_s)]),
+        "update": iter([iteration.end_s]),
     }
     ends_s = []
     for segment in segments:
         if segment.action == MARK:
-            # The next mark of the phase, which is removed.
-            ends_s.append(marks_s[segment.phase].pop(0))
+            ends_s.append(next(marks_s[segment.phase]))
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:

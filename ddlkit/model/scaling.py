@@ -1668,19 +1668,12 @@ def _explained(
     """
     # A step on the anchor that is shorter than on the smallest count is no loss.
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
-    messages_s = None
+    messages_s = _added_by_messages_s(anchor.only_messages_step_s, smallest)
+    # The kernels were measured in this training, and the tables perhaps on another day. So
+    # kernels bound the messages better, and tables do so only where kernels are missing.
     at_most_s = kernels_s
-    if (
-        anchor.only_messages_step_s is not None
-        and anchor.only_messages_bad_day_s is not None
-    ):
-        # If messages lengthen nothing, the two steps are equal. Their rounded difference can then
-        # be below 0.
-        messages_s = max(0.0, anchor.only_messages_step_s - smallest.step_s)
-        # The kernels were measured in this training, and the tables perhaps on another day. So
-        # kernels bound the messages better, and tables do so only where kernels are missing.
-        if at_most_s is None:
-            at_most_s = max(0.0, anchor.only_messages_bad_day_s - smallest.step_s)
+    if at_most_s is None:
+        at_most_s = _added_by_messages_s(anchor.only_messages_bad_day_s, smallest)
     single_s = _jobs_on(smallest, jobs).steps_s
     scatter_s = _lost_to_scatter_s(single_s, anchor.gpus / smallest.gpus)
     explained_s = 0.0
@@ -1702,6 +1695,21 @@ def _explained(
         scatter_s=scatter_s,
         unexplained_s=unexplained_s,
     )
+
+
+def _added_by_messages_s(
+    only_messages_step_s: float | None, smallest: Count
+) -> float | None:
+    """Return by how much messages lengthen a step beyond that on the smallest count, in seconds.
+
+    ``only_messages_step_s`` is the step if nothing but messages lengthened it. The result is None
+    if it is not known.
+    """
+    if only_messages_step_s is None:
+        return None
+    # If messages lengthen nothing, the two steps are equal. Their rounded difference can then be
+    # below 0.
+    return max(0.0, only_messages_step_s - smallest.step_s)
 
 
 def _lost_to_scatter_s(single_s: Sequence[float], times_gpus: float) -> float | None:
@@ -1790,9 +1798,21 @@ def _wish(
         if count.measured and (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
-    scatter = _scatter_of_jobs(measured)
-    # Only trusted counts, which need not be measured again, limit a predicted step.
     trusted = [count for count in measured if (count.gpus, count.nodes) not in doubtful]
+    return _wish_by_likely_factors(factor, asked, trusted, measured)
+
+
+def _wish_by_likely_factors(
+    factor: float, asked: Count, trusted: Sequence[Count], measured: Sequence[Count]
+) -> Wish:
+    """Return whether a count meets a wished scaling factor, by the likely range of its factor.
+
+    A count is a number of GPUs on a number of nodes. The scaling factor of ``asked`` is the step on
+    the smallest of the ``measured`` counts over its own step. ``trusted`` are those measured counts
+    that need not be measured again. Only they limit the step of ``asked``, if it was predicted.
+    """
+    smallest = _smallest(measured)
+    scatter = _scatter_of_jobs(measured)
     (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     # If one job measured the smallest count, its range allows for another job. The allowance is
     # larger if the range of ``asked``, measured by several jobs, has none.
