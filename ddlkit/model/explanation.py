@@ -49,6 +49,8 @@ from ddlkit.model.ranks import (
 
 MOST_REPLAY_ERROR = 0.05
 """If the replay misses iterations by more than this share, nothing is explained."""
+RECORD_LONGER = "record longer iterations on machines that do nothing else"
+"""The advice if a replay does not explain a training."""
 MOST_LAG = 0.05
 """If ranks see the ends of messages this far apart, nothing is explained.
 
@@ -630,7 +632,6 @@ def _gains_without_s(
 
 def _refuse_wrong_replay(compared: Comparison) -> None:
     """Raise UserError if the replay misses what was measured, or rests on large lags."""
-    advice = "record longer iterations on machines that do nothing else"
     errors = np.abs(compared.replayed_s / compared.measured_s - 1)
     error_of_single = float(np.median(errors))
     replay_s = float(np.median(compared.replayed_s))
@@ -643,16 +644,23 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
             f"explain: replayed, iterations are off by {error:.1%} (median; the "
             f"typical one takes {format_seconds(replay_s)} instead of "
             f"{format_seconds(compared.iteration_s)}): the traces hold something that "
-            f"explain does not model: {advice}"
+            f"explain does not model: {RECORD_LONGER}"
         )
-    # A lag is the time from the end of a message until a rank that waits for it goes on. The
-    # replay has the lags of the trace, which make it exact even if something goes on between
-    # ranks that it leaves out. Large lags are a sign of that.
+    _refuse_large_lags(compared)
+
+
+def _refuse_large_lags(compared: Comparison) -> None:
+    """Raise UserError if iterations would change much if no rank had a lag.
+
+    A lag is the time from the end of a message until a rank that waits for it goes on. The
+    replay has the lags of the trace, which make it exact even if something goes on between
+    ranks that it leaves out. Large lags are a sign of that.
+    """
     if compared.lag_share > MOST_LAG:
         raise UserError(
             f"explain: iterations would change by {compared.lag_share:.0%} (median) if "
             "all ranks saw the end of a message at once, and explain does not model why "
-            f"they do not: {advice}"
+            f"they do not: {RECORD_LONGER}"
         )
 
 

@@ -131,13 +131,7 @@ def training_of(
         _refuse_without_shapes(trace)
     # The first iterations can have other messages than all that follow, and are left out.
     alike, findings = _alike_iterations(ordered, least_iterations)
-    # On a CPU, the thread of a message may write its end into the trace only after the rank
-    # has gone on. The rank would then seem to wait while it works, so such ends are moved back to
-    # when the rank went on. A GPU goes on when the message has ended on its stream, so that
-    # its trace has the right ends.
-    usable = [
-        _with_seen_ends(trace) if trace.device == "cpu" else trace for trace in alike
-    ]
+    usable = [_with_seen_ends(trace) for trace in alike]
     _refuse_other_runs(usable)
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
@@ -751,12 +745,17 @@ def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
 def _with_seen_ends(trace: RankTrace) -> RankTrace:
     """Return a trace in which each message ends when the rank has seen its end, or before.
 
-    The thread that moves a message can be stopped by the operating system between telling
-    the training that the message has ended and writing this end into the trace. The rank
-    has seen the end at the latest when it begins to copy the bucket of the message back,
-    or where nothing is copied, when the iteration ends. A later end is moved back to this
-    instant, but not before the start of the message.
+    On a CPU, the thread that moves a message can be stopped by the operating system between
+    telling the training that the message has ended and writing this end into the trace. The
+    rank would then seem to wait while it works. It has seen the end at the latest when it
+    begins to copy the bucket of the message back, or where nothing is copied, when the
+    iteration ends. A later end is moved back to this instant, but not before the start of the
+    message. The trace of a GPU is returned unchanged.
     """
+    # A GPU goes on when the message has ended on its stream, so that its trace has the right
+    # ends.
+    if trace.device != "cpu":
+        return trace
     iterations = []
     for iteration in trace.iterations:
         latest_s = _copied_from_s(iteration)

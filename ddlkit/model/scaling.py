@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -776,7 +776,15 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
             "the column samples is taken as the samples of all GPUs, because it grows in "
             "proportion to the GPUs"
         )
-    # The index of ``usual`` has pairs of GPUs and nodes, of which the GPUs are named in the error.
+    _raise_unlike_samples(usual)
+
+
+def _raise_unlike_samples(usual: Any) -> NoReturn:
+    """Raise UserError, because samples are neither the same everywhere nor in proportion.
+
+    ``usual`` is a series of the most frequent numbers of samples. Its index has pairs of GPUs and
+    nodes. The error names the GPUs that have the fewest and the most samples per GPU.
+    """
     per_gpu = usual / usual.index.get_level_values("gpus")
     gpus_of_least, _ = per_gpu.idxmin()
     gpus_of_most, _ = per_gpu.idxmax()
