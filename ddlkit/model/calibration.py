@@ -652,18 +652,10 @@ class Noise:
         # one seed, the draws do not depend on how the sessions alternate in the table.
         rows = rows.sort_values("session", kind="stable")
         ratios = _ratios(rows)
-        session_count = rows["session"].nunique()
-        # The halves of a single session take the place of sessions.
-        if session_count > 1:
-            session_or_half = rows["session"]
-        else:
-            session_or_half = _halves(rows)
-        # One row for each session or half, one column for each size.
-        by_size = rows["seconds"].groupby([session_or_half, rows["bytes"]])
-        medians_s = by_size.median().unstack()
+        medians_s = _medians_by_session_s(rows)
         sizes = medians_s.columns.to_numpy(float)
         drift, degrees = _measured_drift(sizes, np.log(medians_s.to_numpy()))
-        if session_count == 1:
+        if rows["session"].nunique() == 1:
             # Halves of one session differ less than sessions do. The deviation between
             # sessions is an independent one, so their squares add up.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
@@ -755,6 +747,21 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
     # Scaled up in this way, a short time may become negative. It then counts as zero.
     by_size = of_one_message.clip(lower=0.0).groupby(rows["bytes"])
     return tuple(ratio.to_numpy() / ratio.mean() for _, ratio in by_size)
+
+
+def _medians_by_session_s(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the median times in seconds, a row for each session and a column for each size.
+
+    The halves of a single session take the place of sessions. ``rows`` has a row for each
+    sample, with the columns "bytes", "seconds" and "session". A median is missing where a
+    session lacks a size.
+    """
+    if rows["session"].nunique() > 1:
+        session_or_half = rows["session"]
+    else:
+        session_or_half = _halves(rows)
+    by_size = rows["seconds"].groupby([session_or_half, rows["bytes"]])
+    return by_size.median().unstack()
 
 
 def _halves(rows: pd.DataFrame) -> pd.Series[int]:
