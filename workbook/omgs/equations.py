@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -779,68 +779,133 @@ def find_merged_layers(
     only the times of one layer.
     """
     layers = _MergingLayers(instance)
-    alpha_s = instance.alpha_s
     last = instance.layers - 1
     merged = np.zeros(instance.layers, bool)
-
-    # The times of the layer that is judged (lines 17-36) count from the start of the whole
-    # backward pass. The backward pass of the layer begins at ``begun_s`` and ends at
-    # ``computed_s``. The link is free for its message at ``link_free_s``. It is always free
-    # for the first message.
-    begun_s = 0.0
-    link_free_s = -np.inf
     # As printed, line 32 reads the backward time of layer 1 instead of layer L.
     layer_read = last if "index" in repairs else 0
-    computed_s = layers.backward_s[layer_read]
-    # Comments number the layers by their index i, so that layer 0 is the paper's layer 1,
-    # which is not judged.
+    times = _LayerTimes(
+        begun_s=0.0,
+        computed_s=layers.backward_s[layer_read],
+        # The link is always free for the first message.
+        link_free_s=-np.inf,
+    )
+    # The index i is that of the paper's layer i + 1, so that layer 1 is not judged.
     for i in range(last, 0, -1):
-        selecting_s = layers.selecting_s[i]
-        message_s = layers.message_s[i]
-        # The message starts when its layer has been selected from and the link is free. The
-        # order of the arguments matters for NaN, which `max` keeps if it comes first.
-        start_s = max(computed_s + selecting_s, link_free_s)
-
-        # When layers i and i - 1 are computed without a selection between, and when they
-        # have been selected from, one after the other or at once.
-        before_s = layers.selecting_s[i - 1]
-        both_computed_s = begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
-        apart_ready_s = both_computed_s + selecting_s + before_s
-        together_ready_s = both_computed_s + layers.together_s[i]
-        started_s = start_s + alpha_s
         if by_code and i == last:
-            # The code marks the last layer as merged, but counts its times as if it were
-            # not.
+            # The code marks layer L as merged, but counts its times as if it were not.
             merged[i] = True
-            joins = False
-        elif by_code:
-            joins = together_ready_s - before_s < started_s
-        else:
-            # Q3 of Eq 24: apart, the message of layer i - 1 waits for that of layer i.
-            sent_end_s = started_s + instance.beta_s * layers.size[i]
-            waits = apart_ready_s < sent_end_s
-            # Q5: together, both layers are ready less than a start-up after the message of
-            # layer i could start.
-            joins = waits and started_s > together_ready_s
-
-        if joins:
+            times = _times_after_apart(layers, i, times)
+        elif _joins(layers, i, times, by_code=by_code):
             merged[i] = True
             layers.join(i)
-            # The backward pass of layer i is a part of that of layer i - 1 now.
-            computed_s = begun_s
-            # As printed, line 32 adds the backward time of layer 1, whatever layer is judged.
-            if "index" not in repairs:
-                computed_s += layers.backward_s[0]
-            # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0,
-            # which is NaN, and pays a start-up.
-            start_s = max(computed_s, link_free_s)
-            selecting_s = 0.0 if "log0" in repairs else np.nan
-            message_s = 0.0 if "alpha" in repairs else alpha_s
-        # The times of layer i - 1, which is judged next.
-        begun_s = computed_s + selecting_s
-        link_free_s = start_s + message_s
-        computed_s = begun_s + layers.backward_s[i - 1]
+            times = _times_after_joined(layers, i, times, repairs)
+        else:
+            times = _times_after_apart(layers, i, times)
     return merged
+
+
+class _LayerTimes(NamedTuple):
+    """The times of the layer that Algorithm 1 judges, from the start of the backward pass.
+
+    Attributes
+    ----------
+    begun_s, computed_s : float
+        When the backward pass of the layer begins and ends, in seconds.
+    link_free_s : float
+        When the link is free for the message of the layer, in seconds.
+    """
+
+    begun_s: float
+    computed_s: float
+    link_free_s: float
+
+
+def _message_start_s(times: _LayerTimes, selecting_s: float) -> float:
+    """Return when the message of a layer starts, in seconds from the backward pass's start.
+
+    It starts as soon as the layer is computed and then selected from, which takes
+    ``selecting_s``, and the link is free.
+    """
+    # The order of the arguments matters for NaN, which `max` keeps if it comes first.
+    return max(times.computed_s + selecting_s, times.link_free_s)
+
+
+def _joins(
+    layers: _MergingLayers, i: int, times: _LayerTimes, *, by_code: bool
+) -> bool:
+    """Return whether the layer at index ``i`` is merged with the one before it (omgs Eq 24).
+
+    Parameters
+    ----------
+    layers : _MergingLayers
+        The layers, with those that have been merged so far.
+    i : int
+        The index of the layer that is judged.
+    times : _LayerTimes
+        The times of this layer.
+    by_code : bool
+        Whether to judge by the authors' published code, which is not quite Eq 24.
+    """
+    instance = layers.instance
+    selecting_s = layers.selecting_s[i]
+    before_s = layers.selecting_s[i - 1]
+    # When the message of layer i has started, and the start-up of a message is over.
+    started_s = _message_start_s(times, selecting_s) + instance.alpha_s
+    # When both layers are computed without a selection between, and when they have been
+    # selected from at once.
+    both_computed_s = times.begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
+    together_ready_s = both_computed_s + layers.together_s[i]
+    if by_code:
+        # The code leaves out the selection from layer i - 1 alone, and does not test Q3.
+        return together_ready_s - before_s < started_s
+
+    # Q3: apart, layer i - 1 is ready before the message of layer i has been sent, so that
+    # its own message would wait.
+    apart_ready_s = both_computed_s + selecting_s + before_s
+    sent_end_s = started_s + instance.beta_s * layers.size[i]
+    waits = apart_ready_s < sent_end_s
+    # Q5: together, both layers are ready less than a start-up after the message of layer i
+    # could start.
+    return waits and started_s > together_ready_s
+
+
+def _times_after_apart(
+    layers: _MergingLayers, i: int, times: _LayerTimes
+) -> _LayerTimes:
+    """Return the times of layer i - 1, after layer i with ``times`` was not merged."""
+    selecting_s = layers.selecting_s[i]
+    begun_s = times.computed_s + selecting_s
+    return _LayerTimes(
+        begun_s=begun_s,
+        computed_s=begun_s + layers.backward_s[i - 1],
+        link_free_s=_message_start_s(times, selecting_s) + layers.message_s[i],
+    )
+
+
+def _times_after_joined(
+    layers: _MergingLayers, i: int, times: _LayerTimes, repairs: frozenset[str]
+) -> _LayerTimes:
+    """Return the times of layer i - 1, after layer i with ``times`` has joined it.
+
+    ``repairs`` are those of REPAIRS that are made. Without all of them, the times have the
+    printed mistakes.
+    """
+    # The backward pass of layer i is a part of that of layer i - 1 now.
+    computed_s = times.begun_s
+    # As printed, line 32 adds the backward time of layer 1, whatever layer is judged.
+    if "index" not in repairs:
+        computed_s += layers.backward_s[0]
+    # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0, which
+    # is NaN, and pays a start-up.
+    selecting_s = 0.0 if "log0" in repairs else np.nan
+    message_s = 0.0 if "alpha" in repairs else layers.instance.alpha_s
+    begun_s = computed_s + selecting_s
+    return _LayerTimes(
+        begun_s=begun_s,
+        computed_s=begun_s + layers.backward_s[i - 1],
+        # As printed, the selection of a merged layer does not delay the link.
+        link_free_s=max(computed_s, times.link_free_s) + message_s,
+    )
 
 
 class _MergingLayers:
@@ -910,17 +975,10 @@ def of_planning(
         Its alpha and beta are those of the line through two costs: of the smallest
         gradient, and of all gradients together.
     """
-    smallest_bytes = float(workload.bytes.min())
-    all_bytes = float(workload.bytes.sum())
-    # A cost that interpolates measurements may fall with the size, or rise so steeply that
-    # the line would start below 0. Algorithm 1 needs an alpha and a beta of at least 0.
-    growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
-    # With one gradient both sizes are equal and ``growth_s`` is 0, so that any divisor will
-    # do.
-    s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)
-    alpha_s = max(0.0, cost(smallest_bytes) - s_per_byte * smallest_bytes)
+    line = _line_through_ends(workload.bytes, cost)
     # Eq 11 has a beta per element, which is that per byte times the bytes of an element.
-    beta_s = s_per_byte * all_bytes / float(workload.parameters.sum())
+    all_bytes = float(workload.bytes.sum())
+    beta_s = line.s_per_byte * all_bytes / float(workload.parameters.sum())
     # In the published code the selection does not depend on the density.
     selection: Selecting = Log(PUBLISHED_GAMMA_S)
     density = 1.0
@@ -934,11 +992,44 @@ def of_planning(
         backward_s=workload.backward_s[::-1],
         elements=workload.parameters[::-1].astype(float),
         selection=selection,
-        alpha_s=alpha_s,
+        alpha_s=line.alpha_s,
         beta_s=beta_s,
         forward_s=workload.forward_s,
         density=density,
     )
+
+
+class _Line(NamedTuple):
+    """The time of a message as a straight line over its bytes.
+
+    Attributes
+    ----------
+    alpha_s : float
+        The start-up of a message, in seconds.
+    s_per_byte : float
+        The time of each byte, in seconds.
+    """
+
+    alpha_s: float
+    s_per_byte: float
+
+
+def _line_through_ends(sizes: NDArray[np.int_], cost: MessageCost) -> _Line:
+    """Return the line through two costs: of the smallest gradient, and of all together.
+
+    Algorithm 1 needs an alpha and a beta of at least 0, and neither is below. ``sizes`` are
+    the bytes of the gradients.
+    """
+    smallest_bytes = float(sizes.min())
+    all_bytes = float(sizes.sum())
+    # A cost that interpolates measurements may fall with the size.
+    growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
+    # With one gradient both sizes are equal and ``growth_s`` is 0, so that any divisor will
+    # do.
+    s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)
+    # Such a cost may also rise so steeply that the line would start below 0.
+    alpha_s = max(0.0, cost(smallest_bytes) - s_per_byte * smallest_bytes)
+    return _Line(alpha_s, s_per_byte)
 
 
 def plan_of(merged: Bools, name: str) -> FusionPlan:

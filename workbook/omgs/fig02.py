@@ -55,20 +55,16 @@ def draw(
     code = paper_table("omgs", "code").set_index("id")["value"].astype(float)
     # All fits have the same ranks and samples, so that the first one stands for them.
     gather = gathering[0]
-    nodes = gather.cost.workers
-    if nodes is None or f"alpha-{nodes}" not in code:
-        nodes = NODES
+    nodes = _nodes_in(code, gather.cost.workers)
     # The range is the paper's. The sizes are numbers of elements in the panel of
     # selections, and bytes in that of all-gathers.
     sizes = np.geomspace(1e3, 1e6, 7).round()
     # The printed gamma, times d log2 d as in the code.
     gamma_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
-    # The ranks of the fits and NODES are drawn once if they are equal, because a dict has
-    # each key once.
-    gather_s = {
-        n: code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes
-        for n in dict.fromkeys((nodes, NODES))
-    }
+    # Both are drawn once if they are equal, because a dict has each key once.
+    gather_s = {}
+    for n in (nodes, NODES):
+        gather_s[n] = code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes
 
     figure, axes = plots.canvas(columns=2, height=3.8)
     selections_ax, gathers_ax = axes
@@ -88,11 +84,19 @@ def draw(
     )
 
     numbers = _numbers(measured, gather, sizes, gamma_s, gather_s)
-    return (
-        figure,
-        numbers,
-        (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"])),
-    )
+    alpha_beta = (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"]))
+    return figure, numbers, alpha_beta
+
+
+def _nodes_in(code: pd.Series, ranks: int | None) -> int:
+    """Return the number of nodes whose all-gather by the code is drawn next to the measured.
+
+    It is ``ranks``, the number of measured ranks, if the numbers of the ``code`` include an
+    alpha and a beta for as many nodes, and else NODES.
+    """
+    if ranks is None or f"alpha-{ranks}" not in code:
+        return NODES
+    return ranks
 
 
 def _draw_costs(

@@ -68,9 +68,8 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     """
     if trained is None:
         machines = source.recordings("sparse_convergence").values()
-        trained = pd.concat(
-            [machine.table("sparse_convergence") for machine in machines]
-        )
+        tables = [machine.table("sparse_convergence") for machine in machines]
+        trained = pd.concat(tables)
     rows = _one_method_a_row(trained)
     if rows.empty:
         raise UserError("no sparsified training: run ddlkit measure convergence")
@@ -81,10 +80,7 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     names = rows["method"].map(TITLES)
     # The loss of a text is the logarithm of its perplexity.
     perplexity = np.exp(rows["loss"])
-    # An epoch leaves out images that do not fill a batch.
-    steps = rows["epoch"] * (rows["images"] // rows["batch"])
-    # In each step, every rank sends ``selected`` of the parameters.
-    sends = steps * rows["ranks"] * rows["selected"] / rows["parameters"]
+    inverse_perplexity = np.exp(-rows["loss"])
     columns = {
         "network": rows["network"].map(LEARNED),
         "method": names.where(is_constant, names + ", " + rows["schedule"]),
@@ -92,17 +88,28 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
         "machine": rows.get("machine", ""),
         "seed": rows["seed"],
         "epoch": rows["epoch"],
-        # 1/perplexity of a text.
-        "score": np.exp(-rows["loss"]).where(is_text, rows["accuracy"]),
+        "score": inverse_perplexity.where(is_text, rows["accuracy"]),
         "measure": is_text.map(
             {True: "held-out perplexity", False: "held-out accuracy"}
         ),
         "value": perplexity.where(is_text, rows["accuracy"]),
         "messages": rows["messages"],
         "ends": rows["ends"],
-        "sends": sends.where(is_constant),
+        "sends": _sends(rows).where(is_constant),
     }
     return _in_order(pd.DataFrame(columns))
+
+
+def _sends(rows: pd.DataFrame) -> pd.Series:
+    """Return how often each parameter would have been sent by the end of each row's epoch.
+
+    The number is for all ranks together, as if all parameters were sent equally often at the
+    density of the row.
+    """
+    # An epoch leaves out images that do not fill a batch.
+    steps = rows["epoch"] * (rows["images"] // rows["batch"])
+    # In each step, every rank sends ``selected`` of the parameters.
+    return steps * rows["ranks"] * rows["selected"] / rows["parameters"]
 
 
 def _one_method_a_row(trained: pd.DataFrame) -> pd.DataFrame:

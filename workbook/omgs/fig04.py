@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -203,26 +204,20 @@ def _by_algorithm(
     # come from rounding the dilation.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
-    # The ends of a plan's messages are joined with semicolons.
-    n_messages = played["ends"].str.count(";") + 1
     lab_times_s = _replayed_s(played, workload, workloads, selections)
+    times_s = {name: lab_s / stretch for name, lab_s in lab_times_s.items()}
     replays = played.assign(
-        **{name: lab_s / stretch for name, lab_s in lab_times_s.items()}
-    )
-    replays = replays.assign(
+        **times_s,
         network=network,
         startup_s=startup_s,
-        messages=n_messages,
+        # The ends of a plan's messages are joined with semicolons.
+        messages=played["ends"].str.count(";") + 1,
     )
 
-    # The cost by which the lab planned, for algorithms whose plan was played under another
-    # name. Selections were dilated as computing was.
+    # Some plans were played under the name of another algorithm. To find them, they are
+    # made anew by this cost.
     selection = selections[sparse_case.selection_sha256]
-    cost = replace(
-        gather,
-        density=sparse_case.density,
-        selecting=lambda n, rho: sparse_case.dilation * selection(n, rho),
-    )
+    cost = _planning_cost(sparse_case, gather, selection)
     sparse = replays[replays["density"] < 1]
     # Dense replays, of which there may be none, are one more algorithm.
     dense = replays[replays["density"] == 1]
@@ -231,6 +226,21 @@ def _by_algorithm(
         rows = _replays_of_planner(sparse, planner, workload, cost)
         tables.append(rows.assign(algorithm=algorithm))
     return pd.concat(tables)
+
+
+def _planning_cost(
+    case: Case, gather: SparseGather, selection: Selecting
+) -> SparseGather:
+    """Return the cost by which the lab planned the messages of a sparse replay.
+
+    ``gather`` is the cost of a message, and ``selection`` the recorded time of a selection,
+    which the lab dilated as all computing of the case.
+    """
+
+    def dilated_s(n: Any, density: float) -> Any:
+        return case.dilation * selection(n, density)
+
+    return replace(gather, density=case.density, selecting=dilated_s)
 
 
 def _replayed_s(
@@ -323,6 +333,19 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     lab = lab.assign(paper=paper_s.reindex(replayed).to_numpy())
     both = pd.concat([model, lab[model.columns]], ignore_index=True)
 
+    # The ratios belong to the rows of OMGS-SGD by Algorithm 1.
+    ratios = _ratios(both).assign(algorithm="OMGS")
+    return both.join(
+        ratios.set_index("algorithm", append=True),
+        on=["where", "network", "algorithm"],
+    )
+
+
+def _ratios(both: pd.DataFrame) -> pd.DataFrame:
+    """Return the ratios of `numbers` by ``where`` and ``network``, and the printed ones.
+
+    ``both`` has the rows of the model and of the lab.
+    """
     # The ratios compare algorithms, so that each algorithm needs a column.
     wide = both.pivot(index=["where", "network"], columns="algorithm")
     iteration_s = wide["iteration"]
@@ -338,10 +361,7 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
     networks = wide.index.get_level_values("network")
     stated = printed()[["s1", "s2"]].reindex(networks).set_axis(wide.index)
     stated["less_exposed"] = networks.map(_stated_less_exposed())
-    rows = ratios.join(stated.add_suffix("_paper")).assign(algorithm="OMGS")
-    return both.join(
-        rows.set_index("algorithm", append=True), on=["where", "network", "algorithm"]
-    )
+    return ratios.join(stated.add_suffix("_paper"))
 
 
 def _stated_less_exposed() -> dict[str, float]:
@@ -513,6 +533,25 @@ def _selection_share() -> Result:
                 lstm[_in_words(case)] = ratios.tolist()
             else:
                 images[network].extend(ratios)
+    # Of the networks for images, the one with the largest ratio stands for all.
+    largest_of_images = max(images.values(), key=max)
+    spans = []
+    for ratios in lstm.values():
+        # The larger of two numbers is at least the larger of their lower ends.
+        low = max(min(ratios), min(largest_of_images))
+        high = max(*ratios, *largest_of_images)
+        spans.append((low, high))
+    return claims.by_cases(spans, _selection_note(images, lstm))
+
+
+def _selection_note(
+    images: Mapping[str, Sequence[float]], lstm: Mapping[str, Sequence[float]]
+) -> str:
+    """Return the note of `_selection_share`, the range of the ratios of each network.
+
+    The ratios are those of TopK-SGD's selection over computing: ``images`` has them by
+    network, and ``lstm`` by case.
+    """
     ranges = [_range_in_words(name, ratios) for name, ratios in images.items()]
     for name, ratios in lstm.items():
         # If an iteration has no other parts, Table VI's time holds exactly, which is the
@@ -524,20 +563,11 @@ def _selection_share() -> Result:
     # How long TopK-SGD selects does not depend on the number of all-gathers.
     resnet_selecting_s, _ = topk_parts(RESNET, gathers=1)
     at_section_1 = resnet_selecting_s / claims.claimed("omgs-computing")
-    note = (
+    return (
         f"over {LEFT} with one gather or both: {'; '.join(ranges)}; 1,500 units, the "
         f"code's, or 1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section "
         "I's computing time"
     )
-    # Of the networks for images, the one with the largest ratio stands for all.
-    largest_of_images = max(images.values(), key=max)
-    spans = []
-    for ratios in lstm.values():
-        # The larger of two numbers is at least the larger of their lower ends.
-        low = max(min(ratios), min(largest_of_images))
-        high = max(*ratios, *largest_of_images)
-        spans.append((low, high))
-    return claims.by_cases(spans, note)
 
 
 def _range_in_words(name: str, ratios: Sequence[float]) -> str:
@@ -556,69 +586,118 @@ def _exposed_by_code(gathers: int) -> str:
     return f"{compute_s:.2f} s of computing leave {sending_s:.3f} s"
 
 
-@check("omgs-fig04-deep", True)
-@check("omgs-computing", False)
-def _identity(is_exposed: bool) -> Result:
-    """Judge two claims about ResNet-50 by one identity (omgs Eq 4).
+class _DeepTimes(NamedTuple):
+    """Times of ResNet-50 in the paper, at both ends of the rounding of each.
 
-    The iteration of TopK-SGD is computing, selecting and exposed communication. One claim
-    is about the ratio of TopK-SGD's exposed communication to that of OMGS-SGD. The other
-    is about the computing time. Each follows from the other and from Table VI. Every number
-    is taken at both ends of its rounding.
+    By omgs Eq 4, the iteration of TopK-SGD is the sum of computing, selecting and exposed
+    communication. So each of two claims about ResNet-50 follows from the other and from
+    Table VI: the one about the computing time, and the one about the ratio of TopK-SGD's
+    exposed communication to that of OMGS-SGD.
 
-    Parameters
+    Attributes
     ----------
-    is_exposed : bool
-        Whether the claim about the ratio is judged, else the claim about the computing time.
+    topk_s, omgs_s : ndarray, shape (2, 2, 2, 2)
+        The iterations of TopK-SGD and of OMGS-SGD, in seconds. The arrays have all
+        combinations of the ends, with an axis for each of the four rounded times.
+    compute_s : ndarray, shape (2, 2, 2, 2)
+        The computing time, in seconds.
+    saved_by_selecting_s : ndarray, shape (2, 2, 2, 2)
+        The least and the most that OMGS-SGD saves by selecting, in seconds.
+    selecting_s : float
+        How long TopK-SGD selects by the code, in seconds.
     """
-    ends = np.array([-1, 1])
-    stated = printed().loc[RESNET]
-    stated_compute_s = claims.claimed("omgs-computing")
-    less_s = less_exposed_s(RESNET)
-    selecting_s, _ = topk_parts(RESNET, gathers=2)
-    # The least and the most of `less_exposed_s` differ by the time that selecting may save
-    # and by the rounding of two times, each by two halves of a unit.
-    most_by_selecting_s = np.ptp(less_s) - 4 * HALF_S
-    # All combinations of the ends. Each array has an axis for each of the four numbers.
-    topk_s, omgs_s, compute_s, by_selecting_s = np.meshgrid(
-        stated["topk_s"] + HALF_S * ends,
-        stated["omgs_s"] + HALF_S * ends,
-        # The computing time is printed to hundredths of a second.
-        stated_compute_s + 0.005 * ends,
-        [0, most_by_selecting_s],
-    )
-    # What TopK-SGD exposes, and by how much less OMGS-SGD exposes.
-    exposed_s = topk_s - selecting_s - compute_s
-    less_exposed_grid_s = topk_s - omgs_s - by_selecting_s
-    if is_exposed:
-        values = exposed_s / (exposed_s - less_exposed_grid_s)
-        other_claim = "computing"
-    else:
-        # A fifth axis, before the four others, has the ends of "about", within 20%.
-        stated_ratio = claims.claimed("omgs-fig04-deep")
-        ratio = stated_ratio * (1 + 0.2 * ends[:, None, None, None, None])
-        # With x exposed and y less, ratio = x / (x - y), so that x = y ratio / (ratio - 1).
-        values = topk_s - selecting_s - less_exposed_grid_s * ratio / (ratio - 1)
-        other_claim = "fig04-deep, within 20%"
 
-    note = (
-        f"{RESNET}, {stated_compute_s} s of computing: "
-        f"exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
-        f"{np.min(less_s):.3f} to {np.max(less_s):.3f} s; one identity with "
-        f"omgs-{other_claim}, by the code's gamma without Eq 10's density (with it neither "
-        f"holds); at the code's start-up and rate {_exposed_by_code(2)} exposed (with one "
-        f"gather {_exposed_by_code(1)}), less than is saved: there neither holds"
-    )
-    within = [(float(values.min()), float(values.max()))]
-    if not is_exposed:
-        return own(within, note)
-    # The claim about the ratio has a second reading. Eq 10 has the density as a factor, so
-    # that next to nothing is left of selecting, and of what OMGS-SGD saves by it.
-    with_density_s = topk_s - DENSITY * selecting_s - compute_s
-    less_with_density_s = topk_s - omgs_s - DENSITY * by_selecting_s
-    by_eq10 = with_density_s / (with_density_s - less_with_density_s)
-    readings = {
-        "the code's gamma without the density": own(within, ""),
-        "Eq 10, with the density": own([(by_eq10.min(), by_eq10.max())], ""),
+    topk_s: Floats
+    omgs_s: Floats
+    compute_s: Floats
+    saved_by_selecting_s: Floats
+    selecting_s: float
+
+    @classmethod
+    def of_paper(cls) -> _DeepTimes:
+        """Return the printed times, with the costs of selecting by the code."""
+        stated = printed().loc[RESNET]
+        # How long TopK-SGD selects does not depend on the number of all-gathers.
+        selecting_s, _ = topk_parts(RESNET, gathers=2)
+        # The least and the most of `less_exposed_s` differ by the time that selecting may
+        # save and by the rounding of two times, each by two halves of a unit.
+        most_by_selecting_s = np.ptp(less_exposed_s(RESNET)) - 4 * HALF_S
+        ends = np.array([-1, 1])
+        topk_s, omgs_s, compute_s, saved_by_selecting_s = np.meshgrid(
+            stated["topk_s"] + HALF_S * ends,
+            stated["omgs_s"] + HALF_S * ends,
+            # The computing time is printed to hundredths of a second.
+            claims.claimed("omgs-computing") + 0.005 * ends,
+            [0, most_by_selecting_s],
+        )
+        return cls(topk_s, omgs_s, compute_s, saved_by_selecting_s, selecting_s)
+
+    def exposed_s(self, factor: float = 1) -> Floats:
+        """Return the exposed communication of TopK-SGD in seconds.
+
+        A selection takes ``factor`` times as long as by the code.
+        """
+        return self.topk_s - factor * self.selecting_s - self.compute_s
+
+    def less_exposed_s(self, factor: float = 1) -> Floats:
+        """Return by how many seconds OMGS-SGD exposes less communication than TopK-SGD.
+
+        A selection takes ``factor`` times as long as by the code.
+        """
+        return self.topk_s - self.omgs_s - factor * self.saved_by_selecting_s
+
+    def exposed_ratio(self, factor: float = 1) -> Floats:
+        """Return the exposed communication of TopK-SGD over that of OMGS-SGD.
+
+        A selection takes ``factor`` times as long as by the code.
+        """
+        exposed_s = self.exposed_s(factor)
+        return exposed_s / (exposed_s - self.less_exposed_s(factor))
+
+    def note(self, other_claim: str) -> str:
+        """Return a note on one of the two claims, which names the other one."""
+        exposed_s = self.exposed_s()
+        less_s = less_exposed_s(RESNET)
+        return (
+            f"{RESNET}, {claims.claimed('omgs-computing')} s of computing: "
+            f"exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
+            f"{np.min(less_s):.3f} to {np.max(less_s):.3f} s; one identity with "
+            f"omgs-{other_claim}, by the code's gamma without Eq 10's density (with it "
+            f"neither holds); at the code's start-up and rate {_exposed_by_code(2)} exposed "
+            f"(with one gather {_exposed_by_code(1)}), less than is saved: there neither "
+            "holds"
+        )
+
+
+@check("omgs-computing")
+def _deep_computing() -> Result:
+    """Return the computing time of ResNet-50 that follows from the ratio in Section V-E.
+
+    The ratio is the exposed communication of TopK-SGD over that of OMGS-SGD.
+    """
+    times = _DeepTimes.of_paper()
+    # The text says "about", which is taken to mean within 20%. Shape (2, 1, 1, 1, 1), of
+    # which the last four axes are those of the times.
+    about = 1 + 0.2 * np.array([-1, 1])[:, None, None, None, None]
+    ratio = claims.claimed("omgs-fig04-deep") * about
+    # With x exposed and y less, ratio = x / (x - y), so that x = y ratio / (ratio - 1).
+    exposed_s = times.less_exposed_s() * ratio / (ratio - 1)
+    computing_s = times.topk_s - times.selecting_s - exposed_s
+    within = [(float(computing_s.min()), float(computing_s.max()))]
+    return own(within, times.note("fig04-deep, within 20%"))
+
+
+@check("omgs-fig04-deep")
+def _deep_exposed() -> Result:
+    """Return the exposed communication of TopK-SGD over that of OMGS-SGD, for ResNet-50."""
+    times = _DeepTimes.of_paper()
+    ratios = {
+        "the code's gamma without the density": times.exposed_ratio(),
+        # Eq 10 has the density as a factor, so that next to nothing is left of selecting,
+        # and of what OMGS-SGD saves by it.
+        "Eq 10, with the density": times.exposed_ratio(DENSITY),
     }
-    return claims.by_readings(readings, note)
+    readings = {}
+    for reading, values in ratios.items():
+        readings[reading] = own([(float(values.min()), float(values.max()))], "")
+    return claims.by_readings(readings, times.note("computing"))

@@ -152,17 +152,16 @@ def _shape(network: str, unit: str) -> _Shape:
         sizes = list(reversed(layer.tensors))
         if unit == "layer":
             sizes = [sum(layer.tensors)]
+        parameters += sizes
+        layer_names += [str(number)] * len(sizes)
+        # Names count the tensors of a layer from 1 in forward order, in which the first
+        # message is the last.
+        tensor_names += [f"{number}.{k}" for k in range(len(sizes), 0, -1)]
         # The backward time of a layer is in proportion to its operations (Eqs 5 and 6).
         layer_share = layer.multiply_adds / total_multiply_adds
-        for k, size in enumerate(sizes):
-            # The first message of a layer waits for its backward pass. The others are
-            # ready at the same time.
-            shares.append(layer_share if k == 0 else 0.0)
-            parameters.append(size)
-            layer_names.append(str(number))
-            # Names count the tensors of a layer from 1 in forward order, in which the first
-            # message is the last.
-            tensor_names.append(f"{number}.{len(sizes) - k}")
+        # The first message of a layer waits for its backward pass. The others are ready at
+        # the same time.
+        shares += [layer_share] + [0.0] * (len(sizes) - 1)
     return _Shape(
         np.array(shares),
         np.array(parameters, dtype=np.int64),

@@ -553,23 +553,57 @@ def fused_start_s(
     buffer = (sizes, backward_s, capacity, timeout_s)
     waited_s = wait_s(*buffer, literal=literal).tolist()
     sent = sent_bytes(*buffer, literal=literal).tolist()
-    # As printed, t_update is also added where nothing is sent. It is then the overhead, if
-    # ``update`` has one.
-    sent_s = [update(size) if literal or size > 0 else 0.0 for size in sent]
-    n = len(sizes)
+    if literal:
+        # As printed, t_update is also added where nothing is sent. It is then the overhead, if
+        # ``update`` has one.
+        sent_s = [update(size) for size in sent]
+        return _start_as_printed(backward_s, waited_s, sent_s)
+    return _start_as_repaired(backward_s, waited_s, sent, update)
+
+
+def _start_as_printed(
+    backward_s: Values, waited_s: Sequence[float], sent_s: Sequence[float]
+) -> Floats:
+    """Return the starts tau of `fused_start_s` by Eq 15 as printed, in seconds.
+
+    All arguments have one value for each layer, in forward order. ``sent_s`` is t_update(F),
+    and ``waited_s`` is t_wait.
+    """
+    n = len(backward_s)
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
-    if not literal:
-        # The wait of layer n delays its own message, which is the first.
-        start_s[-1] = waited_s[-1]
-    # The index i is that of layer i + 1, and n - 1 that of layer n.
+    # The index i is that of layer i + 1. Layer n, the first in the backward pass, starts at 0.
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
         computed_s = math.fsum(backward_s[i : n - 1])
         # ``waited_s[i + 1]`` is the wait of layer i + 2, which comes before layer i + 1.
-        if literal:
-            start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
-        elif sent[i] > 0:
+        start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
+    return np.array(start_s)
+
+
+def _start_as_repaired(
+    backward_s: Values,
+    waited_s: Sequence[float],
+    sent: Sequence[float],
+    update: Update,
+) -> Floats:
+    """Return the starts tau of `fused_start_s` by Eq 15 as repaired, in seconds.
+
+    The first three arguments have one value for each layer, in forward order. ``sent`` is F,
+    the bytes of the message after the layer, and ``waited_s`` is t_wait.
+    """
+    n = len(backward_s)
+    # A layer that sends nothing takes no time.
+    sent_s = [update(size) if size > 0 else 0.0 for size in sent]
+    # A list, because single elements of an array are slow.
+    start_s = [0.0] * n
+    # The wait of layer n delays its own message, which is the first.
+    start_s[-1] = waited_s[-1]
+    # The index i is that of layer i + 1, and n - 1 that of layer n.
+    for i in range(n - 2, -1, -1):
+        link_free_s = start_s[i + 1] + sent_s[i + 1]
+        computed_s = math.fsum(backward_s[i : n - 1])
+        if sent[i] > 0:
             start_s[i] = max(link_free_s, computed_s + waited_s[i])
         else:
             # Nothing leaves here. The next layer needs to know when the link is free.
@@ -642,39 +676,46 @@ def predict_osf(iteration: Iteration, *, literal: bool = True) -> Prediction:
         (no fusion), ``single`` (one message) or a constant buffer without a timeout.
     """
     workload = iteration.workload
-    cost = iteration.cost
-    sizes, backward_s = of_workload(workload)
-    # Such as "none", "buffer:25MB", or "buffer:25MB:1ms" with a timeout.
-    planner, _, argument = iteration.plan.planner.partition(":")
-    # The paper has all-reduces, of which one at a time is in flight.
-    is_covered = cost.collective == "all_reduce" and iteration.link.in_flight == 1
-    is_constant_buffer = planner == "buffer" and ":" not in argument
-
-    def update(n_bytes: float) -> float:
-        # A layer without bytes sends no message.
-        return float(cost(n_bytes)) if n_bytes > 0 else 0.0
-
-    # The scaling factor stays NaN where the paper has no formula.
-    factor = math.nan
-    forward_s = workload.forward_s
-    if is_covered and planner == "none":
-        sent_s = [update(size) for size in sizes]
-        factor = osf(forward_s, backward_s, sent_s, first=0)
-    elif is_covered and (planner == "single" or is_constant_buffer):
-        # A single message is that of a buffer without a limit.
-        capacity = math.inf
-        if is_constant_buffer:
-            capacity = parse_bytes(argument)
-        factor = osf_fused(
-            forward_s, sizes, backward_s, update, capacity, literal=literal
-        )
     # The paper leaves out the update of the weights. Its time is added after all messages.
     computed_s = workload.compute_s - workload.update_s
+    factor = _predicted_factor(iteration, literal=literal)
     return Prediction(
         iteration_s=computed_s / factor + workload.update_s,
         compute_s=workload.compute_s,
         communication_s=float(iteration.communication_s.sum()),
     )
+
+
+def _predicted_factor(iteration: Iteration, *, literal: bool) -> float:
+    """Return the scaling factor of `predict_osf`, NaN where the paper has no formula.
+
+    ``literal`` is that of `predict_osf`.
+    """
+    cost = iteration.cost
+    # The paper has all-reduces, of which one at a time is in flight.
+    if cost.collective != "all_reduce" or iteration.link.in_flight != 1:
+        return math.nan
+
+    def update(n_bytes: float) -> float:
+        # A layer without bytes sends no message.
+        return float(cost(n_bytes)) if n_bytes > 0 else 0.0
+
+    sizes, backward_s = of_workload(iteration.workload)
+    forward_s = iteration.workload.forward_s
+    # Such as "none", or "buffer:25MB", or "buffer:25MB:1ms" with a timeout.
+    planner, _, argument = iteration.plan.planner.partition(":")
+    if planner == "none":
+        sent_s = [update(size) for size in sizes]
+        return osf(forward_s, backward_s, sent_s, first=0)
+    if planner == "single":
+        # A single message is that of a buffer without a limit.
+        capacity = math.inf
+    elif planner == "buffer" and ":" not in argument:
+        capacity = parse_bytes(argument)
+    else:
+        # Another plan, or a buffer with a timeout.
+        return math.nan
+    return osf_fused(forward_s, sizes, backward_s, update, capacity, literal=literal)
 
 
 # -- bounds --------------------------------------------------------------------------

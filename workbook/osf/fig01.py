@@ -80,27 +80,7 @@ def _backward_over_forward() -> Result:
     """
     # The layer times of all recordings in which one rank had its device to itself.
     layers = source.everywhere("layers").query("ranks == 1")
-    # The layers are summed for each network in each recording, whose directory is ``place``. A
-    # recording of a GPU has a network at several batches, whose times are not added up.
-    recording = ["network", "place", "precision", "device", "batch"]
-    sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
-    ratios = sums_s["backward_s"] / sums_s["forward_s"]
-
-    is_in_table_2 = ratios.index.isin(cluster.measured_names(), level="network")
-    ranges = []
-    for name, of_network in ratios[is_in_table_2].groupby("network"):
-        ranges.append(f"{name} {of_network.min():.3g} to {of_network.max():.3g}")
-    # The key of a ratio has the values of ``recording``, of which the network is the first.
-    lowest, *_ = ratios.idxmin()
-    highest, *_ = ratios.idxmax()
-    note = (
-        f"{lowest} the least, {highest} the most; of Table 2 {', '.join(ranges)}; "
-        "one rank on CPUs, two machines, fp32 and bf16; in operations 2 "
-        "(sharing-backward-flop)"
-    )
-    gpus = sorted(layers.loc[layers["device"] == "cuda", "machine"].unique())
-    if gpus:
-        note += f"; one rank on a GPU, too: {', '.join(gpus)}"
+    ratios = _recorded_ratios(layers)
     in_operations = claims.counted(
         [_operations_ratio(network) for network in cluster.FIVE], "matrix products"
     )
@@ -108,7 +88,42 @@ def _backward_over_forward() -> Result:
         "in time": claims.measured(ratios, "", "recorded"),
         "in operations": in_operations,
     }
+    note = _ratios_in_words(ratios)
+    gpus = sorted(layers.loc[layers["device"] == "cuda", "machine"].unique())
+    if gpus:
+        note += f"; one rank on a GPU, too: {', '.join(gpus)}"
     return claims.by_readings(readings, note)
+
+
+def _recorded_ratios(layers: pd.DataFrame) -> pd.Series:
+    """Return the backward over the forward time of each network in each recording.
+
+    ``layers`` are rows of the table ``layers``. The first level of the index is the network.
+    """
+    # The layers are summed for each network in each recording, whose directory is ``place``. A
+    # recording of a GPU has a network at several batches, whose times are not added up.
+    recording = ["network", "place", "precision", "device", "batch"]
+    sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
+    return sums_s["backward_s"] / sums_s["forward_s"]
+
+
+def _ratios_in_words(ratios: pd.Series) -> str:
+    """Return the networks with the extreme ratios, and the ranges of those of Table 2.
+
+    ``ratios`` are what `_recorded_ratios` returns.
+    """
+    is_in_table_2 = ratios.index.isin(cluster.measured_names(), level="network")
+    ranges = []
+    for name, of_network in ratios[is_in_table_2].groupby("network"):
+        ranges.append(f"{name} {of_network.min():.3g} to {of_network.max():.3g}")
+    # The network is the first value of the key of a ratio.
+    lowest, *_ = ratios.idxmin()
+    highest, *_ = ratios.idxmax()
+    return (
+        f"{lowest} the least, {highest} the most; of Table 2 {', '.join(ranges)}; "
+        "one rank on CPUs, two machines, fp32 and bf16; in operations 2 "
+        "(sharing-backward-flop)"
+    )
 
 
 def _operations_ratio(network: str) -> float:

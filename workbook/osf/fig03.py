@@ -233,18 +233,8 @@ def _draw_errors(
     printed : (float, float)
         The least and the largest size of the error that the paper prints, in %.
     """
-    model = rows_of(frame, grade="model", quantity=formula).set_index("network")
-    # The columns get the names that they have in the table of the lab below.
-    model = model.loc[list(FIVE), ["error_low", "error_high"]]
-    model = model.set_axis(["min", "max"], axis=1)
-    model.index = [f"{spelled(name)}, cluster" for name in model.index]
-
-    # A row of the lab has the error of each formula in a column of its name.
-    lab = frame[frame["grade"] == "lab"]
-    replayed = lab.groupby("network")[formula].agg(["min", "max"])
-    names = sorted(replayed.index, key=_order_in_figure)
-    replayed = replayed.loc[names].rename(index=spelled)
-
+    model = _modelled_errors(frame, formula)
+    replayed = _replayed_errors(frame, formula)
     cases = [*model.index, *replayed.index]
     label = "error of the predicted scaling factor [%]"
     # Series of one call would be drawn side by side in each row. No row has both series here,
@@ -262,6 +252,32 @@ def _draw_errors(
     plots.intervals(
         ax, cases, {"replayed": _ends_percent(replayed, cases)}, label=label
     )
+
+
+def _modelled_errors(frame: pd.DataFrame, formula: str) -> pd.DataFrame:
+    """Return the range of a formula's errors for each network of the cluster.
+
+    ``frame`` is what `numbers` returned. The columns are ``min`` and ``max``, and the index has
+    the names that are drawn.
+    """
+    rows = rows_of(frame, grade="model", quantity=formula).set_index("network")
+    errors = rows.loc[list(FIVE), ["error_low", "error_high"]]
+    errors = errors.set_axis(["min", "max"], axis=1)
+    errors.index = [f"{spelled(name)}, cluster" for name in errors.index]
+    return errors
+
+
+def _replayed_errors(frame: pd.DataFrame, formula: str) -> pd.DataFrame:
+    """Return the range of a formula's errors for each network of the lab.
+
+    ``frame`` is what `numbers` returned. The columns are ``min`` and ``max``, and the index has
+    the names that are drawn.
+    """
+    # A row of the lab has the error of each formula in a column of its name.
+    lab = frame[frame["grade"] == "lab"]
+    errors = lab.groupby("network")[formula].agg(["min", "max"])
+    names = sorted(errors.index, key=_order_in_figure)
+    return errors.loc[names].rename(index=spelled)
 
 
 def _order_in_figure(name: str) -> tuple[bool, str, int]:

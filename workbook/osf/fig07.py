@@ -56,32 +56,41 @@ def in_labs() -> list[pd.DataFrame]:
         buffer. The column ``look`` says over which link a row was measured: "measured" (cheap)
         or "regime" (expensive), as the keys of `workbook.osf.lab.LABS`.
     """
-    # The campaign LAB has the link with cheap start-ups. It has no networks but TWO. Its ranks
-    # negotiate the order of messages, which `phases.in_lab` expects by default.
-    cheap = phases.in_lab(Lab.load(LAB))
-    # The figure draws the bars of a panel in the order of the rows, which must be by size of the
-    # buffer. A stable sort keeps the phases of a case in their order.
-    cheap = cheap[cheap["workers"] == 4].sort_values("buffer_bytes", kind="stable")
-
-    # The replays with expensive start-ups are in two campaigns, without a negotiation. The
-    # campaigns also have ResNet-50, and VGG-16 with replaced layers, which are not shown.
-    tables = []
-    for campaign in (REGIMES, REGIMES_VGG):
-        tables.append(phases.in_lab(Lab.load(campaign), negotiated=False))
-    expensive = pd.concat(tables, ignore_index=True)
-    is_shown = expensive["network"].isin(TWO) & (expensive["workers"] == 4)
-    # Here rows are sorted by network first, and only then by size. Each network has a panel of
-    # its own, so that this draws the same bars as a sort by size alone.
-    expensive = expensive[is_shown].sort_values(
-        ["network", "buffer_bytes"], kind="stable"
-    )
-
-    rows_by_look = {"measured": cheap, "regime": expensive}
+    rows_by_look = {"measured": _cheap(), "regime": _expensive()}
     named = []
     for look, rows in rows_by_look.items():
         buffer = rows["buffer_bytes"].map(buffer_name)
         named.append(rows.assign(buffer=buffer, look=look))
     return named
+
+
+def _cheap() -> pd.DataFrame:
+    """Return the rows of `phases.in_lab` for four workers over the cheap link.
+
+    The rows are by size of the buffer, the order in which the figure draws the bars of a panel.
+    """
+    # The campaign LAB has no networks but TWO. Its ranks negotiate the order of messages, which
+    # `phases.in_lab` expects by default.
+    rows = phases.in_lab(Lab.load(LAB))
+    # A stable sort keeps the phases of a case in their order.
+    return rows[rows["workers"] == 4].sort_values("buffer_bytes", kind="stable")
+
+
+def _expensive() -> pd.DataFrame:
+    """Return the rows of `phases.in_lab` for four workers over the expensive link.
+
+    The rows of a network are by size of the buffer, the order in which the figure draws the
+    bars of the network's panel.
+    """
+    # The replays with expensive start-ups are in two campaigns, without a negotiation. The
+    # campaigns also have ResNet-50, and VGG-16 with replaced layers, which are not shown.
+    tables = []
+    for campaign in (REGIMES, REGIMES_VGG):
+        tables.append(phases.in_lab(Lab.load(campaign), negotiated=False))
+    rows = pd.concat(tables, ignore_index=True)
+    is_shown = rows["network"].isin(TWO) & (rows["workers"] == 4)
+    # A stable sort keeps the phases of a case in their order.
+    return rows[is_shown].sort_values(["network", "buffer_bytes"], kind="stable")
 
 
 def numbers() -> pd.DataFrame:

@@ -354,6 +354,31 @@ BENT = "piecewise:BDP"
 """osf Eq 18 with the threshold that the paper gives it."""
 
 
+def _links_in_words(ratios: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    """Return the ratios of each link, and by how much two runs over the link differ.
+
+    Parameters
+    ----------
+    ratios : DataFrame
+        A row for each link, and a column for each of LINES.
+    rows : DataFrame
+        What `_cost_errors` returns.
+    """
+    # A cost is made from one run, and judged by another. ``repeated`` is the relative difference
+    # of the two runs at the size of a tensor, which no cost can foresee.
+    difference = rows["repeated"].abs()
+    runs_apart = difference.groupby(rows["link"]).agg(["median", "max"])
+    links = []
+    for link, of_link in ratios.iterrows():
+        listed = ", ".join(f"{ratio:.2g}" for ratio in of_link)
+        runs = runs_apart.loc[link]
+        links.append(
+            f"{link} {listed} "
+            f"(runs {runs['median']:.1%} apart, up to {runs['max']:.1%})"
+        )
+    return links
+
+
 @check("osf-fig10-small", "bytes < bandwidth_delay_bytes")
 @check("osf-fig10-all", "bytes > 0")
 def _linear_over_piecewise(condition: str) -> Result:
@@ -370,22 +395,10 @@ def _linear_over_piecewise(condition: str) -> Result:
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
     # A row for each link, and a column for each line. Above 1, the line has the larger error.
     ratios = medians[LINES].div(medians[BENT], axis=0)
-    # A cost is made from one run, and judged by another. ``repeated`` is the relative difference
-    # of the two runs at the size of a tensor, which no cost can foresee.
-    difference = rows["repeated"].abs()
-    runs_apart = difference.groupby(rows["link"]).agg(["median", "max"])
-    links = []
-    for link, of_link in ratios.iterrows():
-        # The ratios are in the order of LINES, which the note names.
-        listed = ", ".join(f"{ratio:.2g}" for ratio in of_link)
-        runs = runs_apart.loc[link]
-        links.append(
-            f"{link} {listed} "
-            f"(runs {runs['median']:.1%} apart, up to {runs['max']:.1%})"
-        )
+    # The note names the lines in the order of LINES.
     note = (
         "medians; n links, lines by both ends, medians, relative error, least squares: "
-        + "; ".join(links)
+        + "; ".join(_links_in_words(ratios, rows))
     )
     # How the paper fits its line is not stated, so that each line is a reading.
     by_line = {}

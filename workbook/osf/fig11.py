@@ -199,20 +199,9 @@ def _network_in_regime(
     """Return the rows of `gains_in_regime` for one network, from all of its cases."""
     # The scaling factors of the repeated iterations, by plan.
     factors = {case.plan: lab.rounds(case)["factor"] for case in cases}
-    # ``ends`` is where the messages of a plan end, such as "2;5;9". Equal ends are equal plans.
-    plan_by_ends = {case.ends: case.plan for case in cases}
-    # All cases of a network have the same workload, link and number of workers.
-    workload = lab.workload(cases[0])
-    cost = lab.calibration.of_case(cases[0]).cost
     rows = []
     for rule in ("adafusion", *RULES):
-        # The name of the case in which the plan of the rule was replayed, if there is one.
-        replayed: str | None = rule
-        if rule not in factors:
-            # A rule that was not replayed itself may make the same messages as another case.
-            plan = make_plan(rule, workload, cost)
-            ends = ";".join(map(str, plan.ends))
-            replayed = plan_by_ends.get(ends)
+        replayed = _replayed_as(rule, lab, cases)
         # A plan that was not replayed has no row. Nor has a plan that is that of the constant
         # buffer, which gains nothing over itself.
         if replayed is None or replayed == CONSTANT:
@@ -229,6 +218,24 @@ def _network_in_regime(
             }
         )
     return rows
+
+
+def _replayed_as(rule: str, lab: Lab, cases: Sequence[Case]) -> str | None:
+    """Return under which name the plan of a rule was replayed, or None if it was not.
+
+    ``cases`` are those of one network, which all have the same workload, link and number of
+    workers.
+    """
+    if any(case.plan == rule for case in cases):
+        return rule
+    # Another rule may make the same messages. Its name stands for both.
+    plan = make_plan(
+        rule, lab.workload(cases[0]), lab.calibration.of_case(cases[0]).cost
+    )
+    # Where the messages of the plan end, such as "2;5;9". Equal ends are equal plans.
+    ends = ";".join(map(str, plan.ends))
+    plan_by_ends = {case.ends: case.plan for case in cases}
+    return plan_by_ends.get(ends)
 
 
 def numbers(campaign: Source) -> pd.DataFrame:
@@ -549,6 +556,17 @@ def _fusion_gains() -> pd.DataFrame:
     return possible_gains_over(search.grid, search.most())
 
 
+def _common_outcome(shares: pd.Series) -> Outcome:
+    """Return the outcome on which all readings of a claim agree, or else UNDECIDED.
+
+    ``shares`` is, by reading, the share of the settings that can meet the claim.
+    """
+    outcomes = {claims.by_share(share) for share in shares}
+    if len(outcomes) == 1:
+        return outcomes.pop()
+    return Outcome.UNDECIDED
+
+
 def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Result:
     """Return a result on which several readings of a claim must agree.
 
@@ -581,11 +599,6 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         is_possible = (low_ends <= high) & (low <= ends)
         # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()
-        # A set, which has one element if all readings agree.
-        outcomes = {claims.by_share(share) for share in shares}
-        outcome = Outcome.UNDECIDED
-        if len(outcomes) == 1:
-            (outcome,) = outcomes
         # A claim of "at most" accepts all small numbers, and has no least number to name.
         parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
         for reading, values in ends.items():
@@ -593,7 +606,7 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
                 f"{reading} {values.min():.3g} to {values.max():.3g}, "
                 f"reached in {shares[reading]:.0%}"
             )
-        return Verdict(outcome, "; ".join(parts))
+        return Verdict(_common_outcome(shares), "; ".join(parts))
 
     # A phrase that says how many settings these are.
     searched = claims.over_compatible(settings.setting_search())

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -137,24 +136,6 @@ def quantities(
     vgg = by_network["VGG16"]
     fig4 = _over_grid("ResNet101", grid, of_fig4)
 
-    # The relative error of CSF against the overlapping model: without a buffer for each network,
-    # and further below with each buffer of Fig 4 for ResNet-101.
-    csf_errors = []
-    for network in FIVE:
-        numbers = by_network[network]
-        csf_errors.append(numbers["csf"] / numbers["sf_0"] - 1)
-    # `reduce` combines two errors at a time. All of them in one array would need several
-    # times the memory of the grid.
-    error_sizes = [np.abs(error) for error in csf_errors]
-    smallest_error = reduce(np.minimum, error_sizes)
-    largest_error = reduce(np.maximum, error_sizes)
-    # The first three of the five networks are ResNets. The paper says that CSF is above the
-    # factor of all three, so that the least error counts, with its sign.
-    least_resnet_error = reduce(np.minimum, csf_errors[:3])
-    buffer_errors = [fig4["csf"] / fig4[f"sf_{size}"] - 1 for size in BUFFERS]
-    error_1_kb, error_1_mb, error_100_mb, error_1_gb = buffer_errors
-    largest_buffer_error = reduce(np.maximum, map(np.abs, buffer_errors))
-
     # Scaling factors without a buffer, with 100 MB and with 1 GB.
     resnet_0, resnet_100_mb, resnet_1_gb = _factors(resnet)
     vgg_0, vgg_100_mb, vgg_1_gb = _factors(vgg)
@@ -171,7 +152,25 @@ def quantities(
         "ResNet-101: gain of the factor with 100 MB": resnet_100_mb / resnet_0 - 1,
         "ResNet-101: gain of 100 MB over 1 GB": resnet_100_mb / resnet_1_gb - 1,
         "ResNet-101: ALLREDUCE share": resnet["share_0"],
-        "ResNet-101: largest size of CSF's error, any buffer": largest_buffer_error,
+        **_csf_errors_by_buffer(fig4),
+        **_csf_errors_by_network([by_network[network] for network in FIVE]),
+    }
+
+
+def _csf_errors_by_buffer(numbers: dict[str, Floats]) -> dict[str, Floats]:
+    """Return the quantities about CSF's error for ResNet-101 with the buffers of Fig 4.
+
+    The error of CSF is its relative error against the overlapping model. ``numbers`` are what
+    `_over_grid` returns for ResNet-101.
+    """
+    errors = [numbers["csf"] / numbers[f"sf_{size}"] - 1 for size in BUFFERS]
+    error_1_kb, error_1_mb, error_100_mb, error_1_gb = errors
+    return {
+        # `reduce` combines two errors at a time. All of them in one array would need several
+        # times the memory of the grid.
+        "ResNet-101: largest size of CSF's error, any buffer": reduce(
+            np.maximum, map(np.abs, errors)
+        ),
         # The paper says that CSF is above the factor with 1 KB and with 1 MB, and below it with
         # 100 MB and with 1 GB. Both buffers of a pair must meet this, so that the worse one
         # counts: the lower error of the first pair, and the higher one of the second.
@@ -181,8 +180,29 @@ def quantities(
         "ResNet-101: CSF's error with 100 MB and with 1 GB": np.maximum(
             error_100_mb, error_1_gb
         ),
-        "five networks: smallest size of CSF's error, no buffer": smallest_error,
-        "five networks: largest size of CSF's error, no buffer": largest_error,
+    }
+
+
+def _csf_errors_by_network(
+    of_five: Sequence[dict[str, Floats]],
+) -> dict[str, Floats]:
+    """Return the quantities about CSF's error for all five networks without a buffer.
+
+    The error of CSF is its relative error against the overlapping model. ``of_five`` has what
+    `_over_grid` returns for each network of FIVE.
+    """
+    errors = [numbers["csf"] / numbers["sf_0"] - 1 for numbers in of_five]
+    # `reduce` combines two errors at a time. All of them in one array would need several
+    # times the memory of the grid.
+    error_sizes = [np.abs(error) for error in errors]
+    smallest_size = reduce(np.minimum, error_sizes)
+    largest_size = reduce(np.maximum, error_sizes)
+    # The first three of the five networks are ResNets. The paper says that CSF is above the
+    # factor of all three, so that the least error counts, with its sign.
+    least_resnet_error = reduce(np.minimum, errors[:3])
+    return {
+        "five networks: smallest size of CSF's error, no buffer": smallest_size,
+        "five networks: largest size of CSF's error, no buffer": largest_size,
         "three ResNets: CSF's error, no buffer": least_resnet_error,
     }
 
@@ -257,18 +277,17 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
     # The paper's statements speak of buffers for three networks only. VGG-16 with replaced layers
-    # (REPLACED) has a buffer of 100 MB by some readings of Fig 8, and else none.
+    # (REPLACED) has a buffer of 100 MB by some readings of Fig 8, and else none. 0 is no buffer.
     buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
     capacities = 0, *buffered.get(network, ())
 
+    # The axes are those of units (u), timeouts, overheads, and compute times (t).
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(compute_times_s)
     arrays = {"csf": np.empty(shape)}
     for capacity in capacities:
         for quantity in ("sf", "update", "share"):
             arrays[f"{quantity}_{capacity}"] = np.empty(shape)
 
-    # The axes are units (u), timeouts (k), overheads, and compute times (t). All overheads are
-    # computed at once, as an array.
     for u, unit in enumerate(UNITS):
         for t, compute_s in enumerate(compute_times_s):
             # The time of all bytes of an iteration, without overheads.
@@ -276,24 +295,25 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
             one_message_s = overheads_s + sent_s
             # One message has no timeout, so that all timeouts have the same factors.
             arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
-            for capacity, (k, timeout_s) in product(capacities, enumerate(timeouts_s)):
-                # Without a buffer the timeout does not matter, so that the first one fills the
-                # whole axis, and the others have nothing left to do.
-                if capacity == 0 and k > 0:
-                    continue
-                k_filled = slice(None) if capacity == 0 else k
-                # ``waited_s`` has the time that each message of the plan waits for one more
-                # tensor which does not come before the timeout.
-                work, plan, waited_s = fused(
-                    network, compute_s, capacity, timeout_s, unit
-                )
-                # The scaling factor ("sf"), "update" and "share", for each overhead.
-                by_quantity = _fused_numbers(
-                    work, plan, waited_s, compute_s, overheads_s, s_per_byte
-                )
-                for quantity, by_overhead in by_quantity.items():
-                    array = arrays[f"{quantity}_{capacity}"]
-                    array[u, k_filled, :, t] = by_overhead
+            for capacity in capacities:
+                # Without a buffer the timeout does not matter, so that one is computed. Its
+                # numbers fill the axis of timeouts.
+                computed_timeouts_s = timeouts_s if capacity > 0 else timeouts_s[:1]
+                by_timeout = []
+                for timeout_s in computed_timeouts_s:
+                    # ``waited_s`` has the time that each message of the plan waits for one
+                    # more tensor which does not come before the timeout.
+                    work, plan, waited_s = fused(
+                        network, compute_s, capacity, timeout_s, unit
+                    )
+                    numbers = _fused_numbers(
+                        work, plan, waited_s, compute_s, overheads_s, s_per_byte
+                    )
+                    by_timeout.append(numbers)
+                for quantity in ("sf", "update", "share"):
+                    # The axes are timeouts and overheads.
+                    values = np.array([numbers[quantity] for numbers in by_timeout])
+                    arrays[f"{quantity}_{capacity}"][u, :, :, t] = values
     # So far the arrays have four axes, with one compute time, that of the network's own family.
     # The grid has five: the axis before the last is the compute time of ResNet-101, and the last
     # one that of VGG-16. The axis of the other family is added with length 1: before the last
