@@ -306,6 +306,11 @@ def _inception_v4() -> Iterator[Layer]:
     yield dense(channels, 1000)
 
 
+def _output_side(side: int, kernel: int, stride: int) -> int:
+    """Return how many kernels fit into a side at distances of the stride, without padding."""
+    return (side - kernel) // stride + 1
+
+
 def _branch(
     inputs: int, side: int, units: Sequence[Any]
 ) -> tuple[list[Layer], int, int]:
@@ -333,8 +338,7 @@ def _branch(
             # A mean has no parameters, and keeps the channels and the side.
             continue
         if unit == "halve":
-            # As many kernels of 3 as fit into the side at distances of 2.
-            side = (side - 3) // 2 + 1
+            side = _output_side(side, kernel=3, stride=2)
         elif isinstance(unit, dict):
             # A fork is the last unit of its branch. The channels of its outputs are
             # concatenated. Its branches keep the side.
@@ -350,9 +354,8 @@ def _branch(
             outputs, kernel, *stride = unit
             height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
             if stride:
-                # As many kernels as fit into the side at distances of the stride. Kernels
-                # with a stride are square.
-                side = (side - height) // stride[0] + 1
+                # Kernels with a stride are square.
+                side = _output_side(side, height, stride[0])
             weights = inputs * outputs * height * width
             # A batch norm's scale and shift take the place of a bias.
             layers.append(Layer((weights, outputs, outputs), weights * side * side))

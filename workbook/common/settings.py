@@ -241,9 +241,7 @@ class SettingSearch:
         holds = statement_holds
         # NaN stands for an interval that was not given.
         if not math.isnan(low):
-            # The quantity is compared before it is broadcast, while it has fewer elements.
-            value = np.asarray(self.values[name])
-            holds = np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
+            holds = self._where_between(name, low, high)
 
         # How many of the other statements hold, by setting.
         others = self.count - statement_holds
@@ -310,6 +308,12 @@ class SettingSearch:
         if name in names:
             return np.asarray(self.holds[names.index(name)])
         return np.zeros(self.grid.shape, bool)
+
+    def _where_between(self, name: str, low: float, high: float) -> NDArray[np.bool_]:
+        """Return in which settings a quantity is in the interval from ``low`` to ``high``."""
+        # The quantity is compared before it is broadcast, while it has fewer elements.
+        value = np.asarray(self.values[name])
+        return np.broadcast_to((value >= low) & (value <= high), self.grid.shape)
 
     def _only_at(self, holds: NDArray[np.bool_]) -> dict[str, Floats]:
         """Return the values of scanned numbers at which a statement holds in some setting.

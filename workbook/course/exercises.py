@@ -88,6 +88,19 @@ def read(notebook: str, folder: Path = SOLUTIONS) -> dict[int, Solution]:
     return solutions
 
 
+def _reply(key: Key, solution: Solution, fault: str) -> str:
+    """Return what a reader is told about an answer.
+
+    ``fault`` says what is wrong with the answer, and is "" if nothing is.
+    """
+    if fault:
+        return f"your answer {fault}; try again.\nHint: {solution.hint}"
+    if isinstance(key.answer, str):
+        # The solution is a text of three points, by which readers judge their own text.
+        return f"does yours say these three things?\n{key.answer.strip()}"
+    return f"right. {solution.explanation}"
+
+
 class Judge:
     """Says whether answers to the exercises of a notebook are right.
 
@@ -147,8 +160,8 @@ class Judge:
                 f"Exercise {number}: replace None by your answer and run this cell again."
             )
             return
-        hint, solution, explanation = self.solutions[number]
-        key = self._key(number, solution)
+        solution = self.solutions[number]
+        key = self._key(number, solution.solution)
         if answer is None:
             answer = key.answer
         # An empty text means that nothing is wrong, here and in ``problem``.
@@ -157,14 +170,7 @@ class Judge:
             problem = f"the solution {fault}" if fault else key.weakness()
             if problem:
                 raise UserError(f"{self.notebook}: exercise {number}: {problem}")
-        if fault:
-            reply = f"your answer {fault}; try again.\nHint: {hint}"
-        elif isinstance(key.answer, str):
-            # The solution is a text of three points, by which readers judge their own text.
-            reply = f"does yours say these three things?\n{key.answer.strip()}"
-        else:
-            reply = f"right. {explanation}"
-        print(f"Exercise {number}: {reply}")
+        print(f"Exercise {number}: {_reply(key, solution, fault)}")
 
     def _key(self, number: int, solution: str) -> Key:
         """Run the code of a solution and return what it sets.

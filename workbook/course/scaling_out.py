@@ -10,12 +10,13 @@ from functools import cache
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit import show
 from ddlkit.core.fit import fit
 from ddlkit.core.workload import Workload
-from ddlkit.model.scaling import Scaling, scale
+from ddlkit.model.scaling import Count, Scaling, scale
 from workbook import plots
 from workbook.osf import equations
 from workbook.plots.style import SOFT
@@ -160,16 +161,39 @@ def numbers() -> pd.DataFrame:
         # The tables have no all-reduces on a single node, for which this is None.
         if count.only_messages_step_s is not None:
             row["messages_alone"] = one_gpu_s / count.only_messages_step_s
-        # A count that was not measured has an interval, which the second condition tells the
-        # type checker.
-        if not count.measured and count.scaling_factor_interval is not None:
-            row["model"] = count.scaling_factor
-            row["lower"], row["upper"] = count.scaling_factor_interval
-            for law in ("log2", "linear"):
-                # The curve of the law, read at the nodes of this count.
-                row[law] = float(np.interp(count.nodes, curves.index, curves[law]))
+        if not count.measured:
+            row.update(_predictions(count, curves))
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def _predictions(count: Count, curves: pd.DataFrame) -> dict[str, object]:
+    """Return the scaling factors that are predicted for a count without a measured step.
+
+    Parameters
+    ----------
+    count : Count
+        The number of GPUs and of nodes, with the predicted step.
+    curves : DataFrame
+        The scaling factors by each law of growth, by the number of nodes.
+
+    Returns
+    -------
+    dict
+        The columns ``model``, ``lower``, ``upper``, ``log2`` and ``linear`` of `numbers`.
+    """
+    # A count that was not measured has an interval. The type checker does not know.
+    assert count.scaling_factor_interval is not None
+    lower, upper = count.scaling_factor_interval
+    columns: dict[str, object] = {
+        "model": count.scaling_factor,
+        "lower": lower,
+        "upper": upper,
+    }
+    for law in ("log2", "linear"):
+        # The curve of the law, read at the nodes of this count.
+        columns[law] = float(np.interp(count.nodes, curves.index, curves[law]))
+    return columns
 
 
 def measured_factors() -> pd.Series:
@@ -190,29 +214,9 @@ def draw() -> Figure:
     # This draws the prediction with its interval, and the measured steps that it was given.
     show.scaling_factors(ax, result)
     measured = measured_factors()
-    # The anchor is the largest count of GPUs whose measured steps the prediction is given. The
-    # step on 400 GPUs is drawn apart below. It is reconstructed, because some steps had half a
-    # batch.
+    # The anchor is the largest count of GPUs whose measured steps the prediction is given.
     anchor_gpus = result.anchor.gpus
-    not_used = measured[(measured.index > anchor_gpus) & (measured.index < 400)]
-    known = plots.look("measured")
-    ax.plot(
-        not_used.index,
-        not_used,
-        "s",
-        color=known.color,
-        markersize=6,
-        label="measured, not used",
-    )
-    ax.plot(
-        [400],
-        [measured[400]],
-        "s",
-        color=known.color,
-        markerfacecolor="white",
-        markersize=6,
-        label="measured, not used, reconstructed",
-    )
+    _draw_not_used(ax, measured[measured.index > anchor_gpus])
     # To the right of this line, everything is predicted.
     ax.axvline(anchor_gpus, color=SOFT, linewidth=0.7, linestyle=":")
     ax.set_ylim(0.3, 1.05)
@@ -228,3 +232,30 @@ def draw() -> Figure:
         f"measured {measured[400]:.2f}",
     )
     return figure
+
+
+def _draw_not_used(ax: Axes, factors: pd.Series) -> None:
+    """Draw the measured scaling factors that the prediction is not given.
+
+    ``factors`` has them by the number of GPUs.
+    """
+    color = plots.look("measured").color
+    # The step on 400 GPUs is reconstructed, because some steps had half a batch.
+    whole = factors[factors.index < 400]
+    ax.plot(
+        whole.index,
+        whole,
+        "s",
+        color=color,
+        markersize=6,
+        label="measured, not used",
+    )
+    ax.plot(
+        [400],
+        [factors[400]],
+        "s",
+        color=color,
+        markerfacecolor="white",
+        markersize=6,
+        label="measured, not used, reconstructed",
+    )

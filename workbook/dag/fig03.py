@@ -5,6 +5,8 @@ The claims are those of Sections I and V-C.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -80,6 +82,18 @@ def draw(frame: pd.DataFrame) -> Figure:
     return speedups.draw_bars(frame, f"one machine of {PER_MACHINE} GPUs")
 
 
+def _least_backward_flops(forward_flops: Sequence[int]) -> int:
+    """Return the FLOP of a backward pass by those of the forward pass of each layer.
+
+    The layers are in forward order.
+    """
+    first, *others = forward_flops
+    # Every layer computes the gradient of its weights, which takes as many FLOP as its
+    # forward pass. It also computes the gradient of its input, which takes as many again.
+    # The first layer does without the latter, because its input is the images.
+    return first + 2 * sum(others)
+
+
 @check("dag-k80-backward", "K80")
 @check("dag-v100-backward", "V100")
 def _least_backward(gpu: str) -> Result:
@@ -88,15 +102,11 @@ def _least_backward(gpu: str) -> Result:
     The paper prints a peak rate that its stated clock does not reach. There is a reading
     for each of the two peaks: the printed one, and that of the stated clock.
     """
+    # The FLOP of one image, by layer in forward order. A multiply-add is two operations.
     layers = networks.layers("resnet50_published")
-    # A multiply-add is two operations. The layers are in forward order.
-    first_flops = 2 * layers[0].multiply_adds
-    other_flops = sum(2 * layer.multiply_adds for layer in layers[1:])
-    # Every layer computes the gradient of its weights, which takes as many FLOP as its
-    # forward pass. It also computes the gradient of its input, which takes as many again.
-    # The first layer does without the latter, because its input is the images.
-    backward_flops = BATCH["ResNet-50"] * (first_flops + 2 * other_flops)
-    forward_gflop = (first_flops + other_flops) / 1e9
+    forward_flops = [2 * layer.multiply_adds for layer in layers]
+    backward_flops = BATCH["ResNet-50"] * _least_backward_flops(forward_flops)
+    forward_gflop = sum(forward_flops) / 1e9
     units = " of Tensor Cores" if gpu == "V100" else ""
     note = (
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"

@@ -15,10 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.lab_links import ranks_per_node, read_link
 from ddlkit.core.strategies import STRATEGIES, IterationTimes
 from ddlkit.core.taskgraph import Gpus
-from ddlkit.core.workload import Floats
+from ddlkit.core.workload import Floats, Workload
 from workbook import plots
 from workbook.common import claims, source
 from workbook.common.claims import Result, check, claimed
@@ -170,27 +171,15 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         sent
             The time of rank 0's messages over their predicted time, the median.
     """
-    communication = lab.calibration.of_case(case)
-    cost = communication.cost
-    workload = lab.workload(case)
+    cost = lab.calibration.of_case(case).cost
     per_node = ranks_per_node(case.link)
     delay_s = read_link(case.link).delay_s
     gpus = Gpus.of(case.workers, per_node)
-
-    # A replay reads nothing, and sends messages during the backward pass as Caffe-MPI does,
-    # whose speedups the paper predicts.
-    times = IterationTimes.of_workload(workload, cost)
-    iteration_s = dag.period_s(times, STRATEGIES["Caffe-MPI"], gpus)
-    # One worker alone only computes. With weak scaling, N workers are N times the compute
-    # time over the iteration as fast.
-    model = case.workers * workload.compute_s / iteration_s
+    model = _predicted_speedup(lab.workload(case), cost, gpus)
 
     runs = lab.runs[lab.runs["case"] == case.key]
+    # By as many times the workers are faster than one worker, which only computes.
     speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
-
-    spans = lab.spans_of(case)
-    messages = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
-    sent_s = messages["end_s"] - messages["start_s"]
 
     # A packet is delayed on the link of its sender and again on that of its receiver. A
     # round trip is a packet and its reply, which are four delays.
@@ -216,8 +205,29 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "start_s": float(cost(np.ones(1))[0]),
         # Each step of the ring waits for a round trip.
         "delays_s": ring_steps * round_trip_s,
-        "sent": float((sent_s / cost(messages["bytes"])).median()),
+        "sent": _sent_over_predicted(lab.spans_of(case), cost),
     }
+
+
+def _predicted_speedup(workload: Workload, cost: MessageCost, gpus: Gpus) -> float:
+    """Return the speedup over one GPU in a replay, by the paper's task graph."""
+    # A replay reads nothing, and sends messages during the backward pass as Caffe-MPI does,
+    # whose speedups the paper predicts.
+    times = IterationTimes.of_workload(workload, cost)
+    iteration_s = dag.period_s(times, STRATEGIES["Caffe-MPI"], gpus)
+    # One worker alone only computes. With weak scaling, N workers are N times the compute
+    # time over the iteration as fast.
+    return gpus.n * workload.compute_s / iteration_s
+
+
+def _sent_over_predicted(spans: pd.DataFrame, cost: MessageCost) -> float:
+    """Return the time of rank 0's messages over their time by ``cost``, the median.
+
+    ``spans`` are those of the replays of one case.
+    """
+    messages = spans[(spans["kind"] == "all_reduce") & (spans["rank"] == 0)]
+    sent_s = messages["end_s"] - messages["start_s"]
+    return float((sent_s / cost(messages["bytes"])).median())
 
 
 @cache

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import ClassVar
 
 import numpy as np
@@ -225,18 +225,27 @@ def by_model(
     if not cases_decide:
         return claims.by_model(search, statement, scale, note=note)
 
-    # `judge_each` is called with the least and the largest number that the claim accepts.
-    def judge_each(low: float, high: float) -> claims.Verdict:
-        # A setting agrees with the claim if all of its cases are accepted.
-        is_accepted = (low <= of_settings) & (of_settings <= high)
-        share = float(is_accepted.all(axis=1).mean())
-        text = f"in {share:.0%} of the {len(of_settings):,} settings"
-        return claims.Verdict(claims.by_share(share), text)
-
     mean = claims.by_model(search, statement, scale)
     # The second reading has the same numbers, but another judge.
-    readings = {"the mean": mean, "each": replace(mean, judge=judge_each)}
-    return claims.by_readings(readings, note)
+    each = replace(mean, judge=partial(_judge_each, of_settings))
+    return claims.by_readings({"the mean": mean, "each": each}, note)
+
+
+def _judge_each(of_settings: pd.DataFrame, low: float, high: float) -> claims.Verdict:
+    """Return the verdict on a claim which is read as one on each case.
+
+    Parameters
+    ----------
+    of_settings : DataFrame
+        The numbers, with a row for each setting and a column for each case.
+    low, high : float
+        The least and the largest number that the claim accepts.
+    """
+    # A setting agrees with the claim if all of its cases are accepted.
+    is_accepted = (low <= of_settings) & (of_settings <= high)
+    share = float(is_accepted.all(axis=1).mean())
+    text = f"in {share:.0%} of the {len(of_settings):,} settings"
+    return claims.Verdict(claims.by_share(share), text)
 
 
 def _ranges_in_words(cases: pd.DataFrame) -> str:

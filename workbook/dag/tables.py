@@ -81,20 +81,15 @@ def table6() -> pd.DataFrame:
             The printed bytes of the gradients per second.
     """
     printed = claims.paper_table("dag", "tab06")
-    # The printed rows and the layers of the architecture are in forward order. Rows of size
-    # 0, such as pooling, have no layer in the architecture.
-    layers = iter(networks.layers("AlexNet"))
-    without_parameters = networks.Layer(tensors=(), multiply_adds=0)
-    size_bytes = []
-    flops = []
-    for layer_bytes in printed["size_bytes"]:
-        layer = next(layers) if layer_bytes else without_parameters
-        # A float32 number has 4 bytes, and a multiply-add is two operations.
-        size_bytes.append(4 * sum(layer.tensors))
-        flops.append(2.0 * BATCH["AlexNet"] * layer.multiply_adds)
+    layers = _alexnet_layers(printed["size_bytes"])
+    # A float32 number has 4 bytes.
+    size_bytes = [4 * sum(layer.tensors) for layer in layers]
     table = claims.recomputed(printed, size_bytes=size_bytes)
 
-    batch_flops = pd.Series(flops)
+    # A multiply-add is two operations.
+    batch_flops = pd.Series(
+        [2.0 * BATCH["AlexNet"] * layer.multiply_adds for layer in layers]
+    )
     has_parameters = batch_flops > 0
     # Other rows become NaN.
     counted_flops = batch_flops.where(has_parameters)
@@ -106,3 +101,20 @@ def table6() -> pd.DataFrame:
             1e6 * printed_bytes / printed["communication_us"]
         ),
     )
+
+
+def _alexnet_layers(size_bytes: pd.Series) -> list[networks.Layer]:
+    """Return the layer of AlexNet for each printed row of Table VI.
+
+    ``size_bytes`` are the printed sizes of the rows. Rows of size 0, such as pooling, get a
+    layer without parameters, because the architecture has no layer for them.
+    """
+    # The printed rows and the layers of the architecture are in forward order.
+    remaining = iter(networks.layers("AlexNet"))
+    layers = []
+    for layer_bytes in size_bytes:
+        if layer_bytes > 0:
+            layers.append(next(remaining))
+        else:
+            layers.append(networks.Layer(tensors=(), multiply_adds=0))
+    return layers

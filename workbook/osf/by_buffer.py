@@ -158,12 +158,7 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
-                # Instead of factors the paper prints how much CSF errs at most, for
-                # ResNet-101. In the rows of other networks the error is NaN, which the
-                # maximum leaves out.
-                of_csf = frame["quantity"] == "CSF"
-                largest_error = frame.loc[of_csf, "paper_error"].max()
-                _draw_printed_error(ax, by_quantity, largest_error)
+                _draw_printed_error(ax, by_quantity, _largest_printed_error(frame))
             ax.set_xticks([*TICKS], TICKS.values())
             ax.set_title(network_title(network))
     return figure
@@ -199,6 +194,17 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame) -> None:
         measured = rows[rows["look"] == point_look]
         label = f"measured, {links}"
         plots.points(ax, measured["mb"], measured["measured"], point_look, label=label)
+
+
+def _largest_printed_error(frame: pd.DataFrame) -> float:
+    """Return how much CSF errs at most by the paper, as a share of 1.
+
+    The paper prints this for ResNet-101. ``frame`` is that of `draw`, in which the error is NaN
+    in the rows of other networks.
+    """
+    of_csf = frame["quantity"] == "CSF"
+    # The maximum leaves NaN out.
+    return frame.loc[of_csf, "paper_error"].max()
 
 
 def _draw_printed_error(

@@ -137,7 +137,7 @@ def _errors(
     measured_s = to_predict.groupby("bytes")["seconds"].median()
     first_run_s = samples.groupby("bytes")["seconds"].median()
     # NaN for sizes that the first run does not have.
-    repeated = (first_run_s.reindex(measured_s.index) / measured_s - 1).to_numpy()
+    repeated = first_run_s.reindex(measured_s.index) / measured_s - 1
 
     # Sizes are distinct and ascending in ``measured_s`` and in what `unseen_errors` returns, so
     # that their arrays fit together.
@@ -155,7 +155,7 @@ def _errors(
             "measured_s": measured_s.to_numpy(),
             "model_s": (1 + errors) * measured_s.to_numpy(),
             "error": errors,
-            "repeated": repeated,
+            "repeated": repeated.to_numpy(),
             "bandwidth_delay_bytes": threshold,
         }
         tables.append(pd.DataFrame(columns))
@@ -320,7 +320,14 @@ def _draw_link(ax: Axes, rows: pd.DataFrame) -> None:
     for line, name in zip(ax.get_lines(), DRAWN.values(), strict=True):
         line.set_label(name)
     ax.set_xticks(TICKS, [format_bytes(size) for size in TICKS])
+    _draw_products(ax, rows)
 
+
+def _draw_products(ax: Axes, rows: pd.DataFrame) -> None:
+    """Draw the bandwidth-delay products (BDP) of a link and of the paper as vertical lines.
+
+    ``rows`` are the rows of `numbers` for the link.
+    """
     # All rows have the same two products.
     link_bdp = rows["bandwidth_delay_bytes"].iloc[0]
     ax.axvline(link_bdp, color=SOFT, label="BDP of the link")

@@ -195,6 +195,22 @@ def draw(frame: pd.DataFrame, bar_name: str, label: str, title: str) -> Figure:
     return figure
 
 
+def _row_per_drawn_bar(
+    rows: pd.DataFrame, names: Sequence[str], values: Sequence[str]
+) -> pd.DataFrame:
+    """Return a row for each drawn bar, with a column for each of PHASES.
+
+    Each of ``names``, which are in the column ``bar`` of ``rows``, has a row for each of the
+    columns ``values``, one after the other.
+    """
+    by_phase = rows.pivot(index="bar", columns="phase", values=list(values))
+    bars = []
+    for name in names:
+        for value in values:
+            bars.append(by_phase[value].loc[[name], list(PHASES)])
+    return pd.concat(bars)
+
+
 def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None:
     """Draw the phases of one network on the cluster or in the lab, and the printed shares.
 
@@ -212,23 +228,18 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None
     label : str
         The label of the vertical axis.
     """
-    values = ["model"]
-    # How the two bars of a pair differ, "" if bars are not in pairs.
-    pairs = ""
-    xlabel = bar_name
     # Nothing was measured on the cluster.
     if rows["measured"].notna().any():
         values = ["model", "measured"]
+        # How the two bars of a pair differ.
         pairs = "left bars: model, right bars: lab"
         xlabel = f"{bar_name}; {pairs}"
-    by_phase = rows.pivot(index="bar", columns="phase", values=values)
+    else:
+        values = ["model"]
+        pairs = ""
+        xlabel = bar_name
     names = list(rows["bar"].unique())
-    # A table of one row for each bar that is drawn, with the phases in the order of PHASES.
-    bars = []
-    for name in names:
-        for value in values:
-            bars.append(by_phase[value].loc[[name], list(PHASES)])
-    percent = 100 * pd.concat(bars)
+    percent = 100 * _row_per_drawn_bar(rows, names, values)
     plots.bars(ax, percent, label=label, stacked=True, legend="", pairs=pairs)
     # In the rows of a bar, one for each phase, the printed number is the same, or NaN in some or
     # all of them. The maximum leaves NaN out.

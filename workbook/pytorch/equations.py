@@ -119,20 +119,8 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     gets all of the rate. Any other algorithm and protocol gets a share of the rate, up to a
     cap: that of "ll", or what all channels carry.
     """
-    n = np.asarray(n_bytes, float)
+    rate = _link_rate(n_bytes, group)
     in_one_node = group.nodes == 1
-    if in_one_node:
-        rate = group.code("nvlink") * np.ones_like(n)
-    else:
-        # The efficiency is the share of the network's bandwidth that is reached. It rises
-        # linearly from one node to eight nodes, which reach all of it.
-        growth = min(1, (group.nodes - 1) / 7)
-        efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
-        rate = group.code("network") * efficiency * np.ones_like(n)
-    if group.nodes > 2:
-        # Above the size "rails-from", further network cards, called rails, help.
-        rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
-
     # The shares here and below are stated in the source, which has them from NCCL.
     if protocol == "ll":
         share = 1 / 2 if algorithm == "ring" else 1 / 3.8
@@ -150,6 +138,25 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     shares = {"ring-ll128": 120 / 128, "tree-ll128": 7 / 9, "tree-simple": 0.92}
     cap = group.code("channels") * group.code(f"cap-{variant}")
     return np.minimum(shares[variant] * rate, cap)
+
+
+def _link_rate(n_bytes: ArrayLike, group: Group) -> Floats:
+    """Return the rate in GB/s that the links of a group give a message of each size.
+
+    It is the rate before `bus_rate` takes off what an algorithm and a protocol cost.
+    """
+    n = np.asarray(n_bytes, float)
+    if group.nodes == 1:
+        return group.code("nvlink") * np.ones_like(n)
+    # The efficiency is the share of the network's bandwidth that is reached. It rises linearly
+    # from one node to eight nodes, which reach all of it.
+    growth = min(1, (group.nodes - 1) / 7)
+    efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
+    rate = group.code("network") * efficiency * np.ones_like(n)
+    if group.nodes > 2:
+        # Above the size "rails-from", further network cards, called rails, help.
+        rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
+    return rate
 
 
 def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> float:
@@ -498,6 +505,27 @@ def profiled_s(
     sizes = np.asarray(seen_bytes, float)[order]
     times = np.asarray(seen_s, float)[order]
 
+    near_s = _near_s(n, sizes, times)
+    far_above_s = n / _fastest_rate(sizes, times, others)
+    is_far_above = n > CODE["profile-reach"] * sizes[-1]
+    return np.where(is_far_above, far_above_s, near_s)
+
+
+def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
+    """Return the time of messages up to twice the largest size of a profile, in seconds.
+
+    Parameters
+    ----------
+    n : ndarray
+        The size of each message in bytes.
+    sizes, times : ndarray, shape (m,)
+        The bytes, in ascending order, and the seconds of the samples in the profile.
+
+    Returns
+    -------
+    ndarray, shape of ``n``
+        Seconds, by the first three cases in the notes of `profiled_s`.
+    """
     # The samples from first_equal to first_larger - 1 have the size n, if there are any.
     first_equal = np.searchsorted(sizes, n, "left")
     first_larger = np.searchsorted(sizes, n, "right")
@@ -521,16 +549,20 @@ def profiled_s(
     extrapolated = np.where(n < sizes[0], below_s, above_s)
     unseen_s = np.where(is_between, interpolated, extrapolated)
     # Where n is seen, upper is its first sample.
-    result = np.where(is_seen, times[upper], unseen_s)
+    return np.where(is_seen, times[upper], unseen_s)
 
-    # The bandwidth far above, from the samples of all collectives. Each row of the arrays that
-    # are stacked has sizes or times.
+
+def _fastest_rate(sizes: Floats, times: Floats, others: ArrayLike) -> float:
+    """Return the bandwidth of the fastest of a group's largest messages, in bytes/s.
+
+    ``sizes`` and ``times`` are the bytes and the seconds of the samples of one collective, and
+    ``others``, of shape (2, o), has those of the other collectives of the group.
+    """
+    # Each row of the arrays that are stacked has sizes or times.
     all_sizes, all_times = np.hstack([[sizes, times], np.reshape(others, (2, -1))])
     largest_first = np.argsort(-all_sizes, kind="stable")
     largest = largest_first[: int(CODE["profile-largest"])]
-    fastest_rate = np.max(all_sizes[largest] / all_times[largest])
-    is_far_above = n > CODE["profile-reach"] * sizes[-1]
-    return np.where(is_far_above, n / fastest_rate, result)
+    return np.max(all_sizes[largest] / all_times[largest])
 
 
 def roofline_s(

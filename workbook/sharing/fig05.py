@@ -75,24 +75,31 @@ def measured(tables: Tables) -> list[Group]:
         gains = one_group(resnet_gains(odd_rounds))
         if link.startswith("emulated") or gains.empty:
             continue
-        # In the order of ROLES.
-        configurations = (
-            default_of(gains),
-            gains.loc[gains["gain"].idxmax(), "configuration"],
-            # The one with the fewest resources.
-            min(gains["configuration"], key=least_first),
-        )
+        configurations = _configuration_of_role(gains)
         # All gains are of one network, batch, plan and link, so that any row says which spans
         # belong to them.
         recorded = _first_timelines(of_cell(tables["spans"], gains.iloc[0]))
         # Spans may have been kept of some configurations only.
-        if set(configurations) <= recorded.keys():
+        if set(configurations.values()) <= recorded.keys():
             group = {
                 f"{link}, {role}: {name}": recorded[name]
-                for role, name in zip(ROLES, configurations, strict=True)
+                for role, name in configurations.items()
             }
             groups.append(group)
     return groups
+
+
+def _configuration_of_role(gains: pd.DataFrame) -> dict[str, str]:
+    """Return the configuration of each of ROLES, in their order.
+
+    ``gains`` has a row for each configuration, with its ``gain`` over the default.
+    """
+    return {
+        "default": default_of(gains),
+        "best": gains.loc[gains["gain"].idxmax(), "configuration"],
+        # The one with the fewest resources.
+        "starved": min(gains["configuration"], key=least_first),
+    }
 
 
 def _first_timelines(spans: pd.DataFrame) -> dict[str, Timeline]:

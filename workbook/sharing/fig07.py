@@ -99,17 +99,8 @@ def printed() -> pd.DataFrame:
         "2x256") and ``quantity`` (one of the keys of QUANTITIES), and the times by the
         ``paper`` and by the ``model`` in milliseconds.
     """
-    # All numbers of the paper's prose by their id.
-    stated_ms = prose("sharing")
-    # The text prints a single time of computation only for both configurations of AlexNet.
-    for_both_ms = stated_ms["fig07-alexnet-computation-only"]
-    times_ms = {
-        "fig07-alexnet-computation-only-default": for_both_ms,
-        "fig07-alexnet-computation-only-best": for_both_ms,
-        **stated_ms,
-    }
     rows = []
-    for key, paper_ms in times_ms.items():
+    for key, paper_ms in _stated_ms().items():
         words = re.fullmatch(
             r"fig07-(?P<network>[a-z0-9]+)-(?P<quantity>.+)-(?P<which>default|best)",
             key,
@@ -122,19 +113,37 @@ def printed() -> pd.DataFrame:
         if words["which"] == "best":
             # The best configuration by figure 8.
             configuration = model.best(network, BATCH)
-        # A printed time is the sum of those of the three parts that QUANTITIES names.
-        parts_s = np.array(model.parts_s(network, BATCH, configuration))
-        model_ms = sum(1e3 * parts_s[QUANTITIES[words["quantity"]]])
         rows.append(
             {
                 "network": network,
                 "configuration": configuration,
                 "quantity": words["quantity"],
                 "paper": paper_ms,
-                "model": model_ms,
+                "model": _model_ms(network, configuration, words["quantity"]),
             }
         )
     return pd.DataFrame(rows)
+
+
+def _stated_ms() -> dict[str, float]:
+    """Return all numbers of the paper's prose by their id, with two more times of figure 7.
+
+    The text prints a single time of computation only for both configurations of AlexNet. Here,
+    each configuration has an id with this time.
+    """
+    stated_ms = prose("sharing")
+    for_both_ms = stated_ms["fig07-alexnet-computation-only"]
+    return {
+        "fig07-alexnet-computation-only-default": for_both_ms,
+        "fig07-alexnet-computation-only-best": for_both_ms,
+        **stated_ms,
+    }
+
+
+def _model_ms(network: str, configuration: str, quantity: str) -> float:
+    """Return a time of QUANTITIES by the model, the sum of some of three parts, in ms."""
+    parts_s = np.array(model.parts_s(network, BATCH, configuration))
+    return sum(1e3 * parts_s[QUANTITIES[quantity]])
 
 
 def numbers(tables: Tables) -> pd.DataFrame:

@@ -124,19 +124,16 @@ def possible_times(
     # the iteration, the sum of all three, is not longer than figure 8 allows.
     sums = [(1, 1, 1)]
     bounds_ms = [longest_ms]
-    others = []
-    for key, ms in prose("sharing").items():
-        # An id such as "fig07-vgg16-overlap-best" becomes "overlap". The id of a time that
-        # holds for all configurations ends without one.
-        name = key.removeprefix(f"{text}-").removesuffix(f"-{configuration}")
-        if key.startswith(text) and name in INCLUDED_PARTS and name != time:
-            # The text prints whole milliseconds, so that a time is at most ms + 0.5.
-            sums.append(INCLUDED_PARTS[name])
-            bounds_ms.append(ms + 0.5)
-            # The time is at least ms - 0.5, so that its negative is at most 0.5 - ms.
-            sums.append(tuple(-np.array(INCLUDED_PARTS[name])))
-            bounds_ms.append(0.5 - ms)
-            others.append(f"{ms:.0f} ms of {name}")
+    others_ms = _stated_ms(text, configuration)
+    # The printed value of the time itself is no constraint.
+    others_ms.pop(time, None)
+    for name, ms in others_ms.items():
+        # The text prints whole milliseconds, so that a time is at most ms + 0.5.
+        sums.append(INCLUDED_PARTS[name])
+        bounds_ms.append(ms + 0.5)
+        # The time is at least ms - 0.5, so that its negative is at most 0.5 - ms.
+        sums.append(tuple(-np.array(INCLUDED_PARTS[name])))
+        bounds_ms.append(0.5 - ms)
 
     objective = np.array(INCLUDED_PARTS[time])
     # By default, `linprog` minimises, and no unknown is negative.
@@ -144,7 +141,8 @@ def possible_times(
     # The largest time is the minimum of the negative time, which is negated below.
     most = linprog(-objective, sums, bounds_ms)
     note = f"what fits into an iteration of at most {longest_ms:.1f} ms (Fig 8)"
-    if others:
+    if others_ms:
+        others = [f"{ms:.0f} ms of {name}" for name, ms in others_ms.items()]
         note += f", with {' and '.join(others)}, half a ms either way"
     # The marginal of the first constraint says how much the solution would change with the
     # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
@@ -154,3 +152,23 @@ def possible_times(
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )
     return replace(own([[least.fun, -most.fun]], note), evidence=Evidence.BOUND)
+
+
+def _stated_ms(text: str, configuration: str) -> dict[str, float]:
+    """Return the printed times of an iteration in ms, by names in INCLUDED_PARTS.
+
+    Parameters
+    ----------
+    text : str
+        How the ids of the printed times in prose.csv begin, such as "fig05c".
+    configuration : str
+        With which configuration they end, such as "best".
+    """
+    stated_ms = {}
+    for key, ms in prose("sharing").items():
+        # An id such as "fig07-vgg16-overlap-best" becomes "overlap". The id of a time that
+        # holds for all configurations ends without one.
+        name = key.removeprefix(f"{text}-").removesuffix(f"-{configuration}")
+        if key.startswith(text) and name in INCLUDED_PARTS:
+            stated_ms[name] = ms
+    return stated_ms

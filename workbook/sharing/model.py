@@ -252,12 +252,8 @@ def fitted(slowdowns: str) -> Fitted:
     # A dict keeps the order of Fig 8, and each network once.
     networks = list(dict.fromkeys(printed.index.get_level_values("network")))
     # Axes are networks, batches of FITTED, and configurations.
-    log_throughputs = np.array(
-        [
-            np.log(printed.loc[network].loc[list(FITTED)].to_numpy())
-            for network in networks
-        ]
-    )
+    fitted_throughputs = [printed.loc[name].loc[list(FITTED)] for name in networks]
+    log_throughputs = np.array([np.log(rows.to_numpy()) for rows in fitted_throughputs])
     n = len(networks)
     # The bounds are in the order of the unknowns. The time of an all-reduce has none, both
     # slowdowns are 0 or more, and the times of compute are 10 ns or more.
@@ -420,13 +416,7 @@ def errors() -> pd.DataFrame:
             By which share the printed throughput of the model's choice of a configuration
             falls short of the best one, as a mean over networks and batches.
     """
-    grid = throughput()
-    is_fitted = grid.index.isin(FITTED, level="batch")
-    # Figure 8 lacks some cells, which are NaN.
-    has_both = grid[is_fitted].notna().groupby("network").all()
-    # The row of a network is repeated for each of its batches.
-    has_both = has_both.reindex(grid.index, level="network")
-    measured = grid.where(has_both)[~is_fitted]
+    measured = _not_fitted()
     # Each throughput over that of the best configuration of its network and batch.
     over_best = measured.div(measured.max(axis=1), axis=0)
 
@@ -446,6 +436,21 @@ def errors() -> pd.DataFrame:
         }
     table["default"] = {"regret": 1 - over_best[DEFAULT].mean()}
     return pd.DataFrame(table).T
+
+
+def _not_fitted() -> pd.DataFrame:
+    """Return the rows of figure 8 at batches that were not fitted.
+
+    A configuration of a network is NaN unless figure 8 prints its throughput at both fitted
+    batches.
+    """
+    grid = throughput()
+    is_fitted = grid.index.isin(FITTED, level="batch")
+    # Figure 8 lacks some cells, which are NaN.
+    has_both = grid[is_fitted].notna().groupby("network").all()
+    # The row of a network is repeated for each of its batches.
+    has_both = has_both.reindex(grid.index, level="network")
+    return grid.where(has_both)[~is_fitted]
 
 
 def best(network: str, batch: int) -> str:

@@ -57,11 +57,7 @@ def measured_parts(
     is_odd = rows["repeat"] % 2 == 1
     even = rows[~is_odd]
     default = default_of(rows)
-    # `one_group` keeps configurations that give all messages the same resources.
-    gains = one_group(throughputs(rows[is_odd]))
-    # The row of the largest gain in each case.
-    best = gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()].sort_values(by)
-
+    best = _best_of_cases(rows[is_odd]).sort_values(by)
     tables = []
     for _, best_row in best.iterrows():
         chosen = best_row["configuration"]
@@ -70,16 +66,27 @@ def measured_parts(
         # A row for each of the two configurations, or for the only one if they are the same.
         means = _mean_parts(even_of_case, default, chosen)
         # The table is empty if a recording ended before an even round had both configurations.
-        if len(means):
-            case = best_row[by]
-            best_name = "default" if chosen == default else chosen
-            labels = [f"{case}, default", f"{case}, best: {best_name}"]
-            # If the default is the best, its row is taken twice, so that there are two bars.
-            tables.append(means.loc[[default, chosen]].set_axis(labels))
+        if means.empty:
+            continue
+        case = best_row[by]
+        best_name = "default" if chosen == default else chosen
+        labels = [f"{case}, default", f"{case}, best: {best_name}"]
+        # If the default is the best, its row is taken twice, so that there are two bars.
+        tables.append(means.loc[[default, chosen]].set_axis(labels))
     # The figures compare batches or networks, and a single one has nothing to compare with.
     if len(tables) < 2:
         return {}
     return {f"here, {link}": pd.concat(tables)}
+
+
+def _best_of_cases(iterations: pd.DataFrame) -> pd.DataFrame:
+    """Return the row of the configuration with the largest gain in each case.
+
+    The rows are of `throughputs` for these iterations.
+    """
+    # `one_group` keeps configurations that give all messages the same resources.
+    gains = one_group(throughputs(iterations))
+    return gains.loc[gains.groupby(CELL, sort=False)["gain"].idxmax()]
 
 
 def _mean_parts(cell: pd.DataFrame, default: str, chosen: str) -> pd.DataFrame:
@@ -128,29 +135,42 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
     """
     drawn = {}
     for place, table in bars.items():
-        names = []
-        # Every second row is a best configuration, after the default of its case. Its label,
-        # such as "64, best: 1x64" or in the simulation "64, 1x64", names both bars.
-        for label in table.index[1::2]:
-            case, configuration = label.replace("best: ", "").split(", ", 1)
-            names.append(f"{readable(case)}: {readable(configuration)}")
-        renamed = table.set_axis(np.repeat(names, 2))
+        # Both bars of a pair have the same name.
+        renamed = table.set_axis(np.repeat(_names_of_pairs(table), 2))
         renamed = renamed.rename(columns={PARTS[0]: "compute only"})
-
-        # The sum of the parts is an iteration. Iterations of the default and of the best
-        # alternate.
-        default_s, best_s = table.sum(axis=1).to_numpy().reshape(-1, 2).T
-        n_faster = sum(best_s < default_s)
-        # If the default is the best, both bars have the same numbers. Such a pair does not
-        # count.
-        n_different = sum(best_s != default_s)
         best = "best configuration"
         # The simulation has no rounds. Its best configuration is that of figure 8.
         if place != SIMULATED:
             best += " of the odd rounds"
-        heading = (
-            f"{readable(place)}: the best is faster in {n_faster} of {n_different}"
-        )
         below = f"batch: {best} (right bar; left bar: the default)"
+        heading = f"{readable(place)}: the best is faster in {_times_faster(table)}"
         drawn[heading] = (renamed, below)
     return drawn
+
+
+def _names_of_pairs(table: pd.DataFrame) -> list[str]:
+    """Return the case and the best configuration of each pair of bars, as they are drawn.
+
+    ``table`` is one of `Bars`.
+    """
+    # Every second row is a best configuration, after the default of its case. Its label is
+    # such as "64, best: 1x64", or in the simulation "64, 1x64".
+    names = []
+    for label in table.index[1::2]:
+        case, configuration = label.replace("best: ", "").split(", ", 1)
+        names.append(f"{readable(case)}: {readable(configuration)}")
+    return names
+
+
+def _times_faster(table: pd.DataFrame) -> str:
+    """Return in how many pairs of bars the best configuration is faster, such as "3 of 4".
+
+    ``table`` is one of `Bars`. If the default is the best, both bars have the same numbers, and
+    the pair does not count.
+    """
+    # The sum of the parts is an iteration.
+    iterations_s = table.sum(axis=1).to_numpy()
+    # Rows of the default and of the best alternate.
+    default_s = iterations_s[0::2]
+    best_s = iterations_s[1::2]
+    return f"{sum(best_s < default_s)} of {sum(best_s != default_s)}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from itertools import product
 
-import numpy as np
 import pandas as pd
 
 from workbook.common.claims import (
@@ -168,35 +167,14 @@ def _intensity_order() -> Result:
     best configuration sooner when the batch grows. A network counts if it reaches these 64
     threads at no larger a batch than any network of lower intensity.
     """
-    intensity = paper_table("sharing", "tab02").set_index("network")["intensity"]
-    by_intensity = intensity.sort_values(kind="stable").index
-    # Whether a best configuration has 64 threads, and so is 1x64. A row for each network, in
-    # ascending order of intensity, and a column for each batch in ascending order.
-    has_least = _best_threads().loc[by_intensity] == 64
-    # The index in BATCHES of the first batch with 64 threads, or one after the last batch if
-    # there is none. The argmax of booleans is the first that is true.
-    first_batch = np.where(
-        has_least.any(axis=1), has_least.to_numpy().argmax(axis=1), len(BATCHES)
-    )
+    first_batch = _first_with_64_threads()
     # A network is late if one of lower intensity reached 64 threads at a smaller batch.
-    is_late = first_batch > np.minimum.accumulate(first_batch)
-    # The note says by how little a network is late: its throughput with 1x64 against that of its
-    # best configuration, at the batch at which other networks reached 64 threads before it. The
-    # only late network of Table 2 is ViT-Base/16, and that batch is 32.
-    images_per_s = throughput().xs(32, level="batch")
-    late_images_per_s = images_per_s.loc[has_least.index[is_late]]
-    rates = ", ".join(
-        f"{network}, {row['1x64']:.0f} against {row.max():.0f} images/s"
-        for network, row in late_images_per_s.iterrows()
-    )
-    note = (
-        f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {rates}"
-    )
+    is_late = first_batch > first_batch.cummin()
     in_order = int((~is_late).sum())
     # Spearman's correlation of the intensity and the first batch, which is that of their ranks.
     # The networks are in the order of their intensity, so that their positions are its ranks.
-    intensity_ranks = pd.Series(range(len(first_batch)))
-    tendency = intensity_ranks.corr(pd.Series(first_batch).rank())
+    intensity_ranks = pd.Series(range(len(first_batch)), index=first_batch.index)
+    tendency = intensity_ranks.corr(first_batch.rank())
     # By another reading, the paper means a tendency, which holds for all networks together or not
     # at all. It holds if the correlation is at most -0.5: a larger intensity goes with a smaller
     # batch, and other claims of similarity ask for a half, too. The claim counts networks, so
@@ -206,4 +184,39 @@ def _intensity_order() -> Result:
         "every network": own(in_order, f"{in_order} of {len(first_batch)}"),
         "a tendency": own(in_tendency, f"rank correlation {tendency:.2f}"),
     }
-    return by_readings(readings, note)
+    late = first_batch.index[is_late]
+    return by_readings(readings, _late_in_words(late))
+
+
+def _first_with_64_threads() -> pd.Series:
+    """Return the first batch at which each network's best configuration has 64 threads.
+
+    The batch is an index in BATCHES, or their number if no batch has 64 threads. The networks
+    are in ascending order of intensity.
+    """
+    intensity = paper_table("sharing", "tab02").set_index("network")["intensity"]
+    by_intensity = intensity.sort_values(kind="stable").index
+    # A configuration with 64 threads is 1x64. There is a row for each network, and a column for
+    # each batch in ascending order.
+    has_64 = _best_threads().loc[by_intensity] == 64
+    # The argmax of booleans is the first that is true.
+    first_true = has_64.to_numpy().argmax(axis=1)
+    has_any = has_64.any(axis=1)
+    return pd.Series(first_true, index=by_intensity).where(has_any, len(BATCHES))
+
+
+def _late_in_words(late: pd.Index) -> str:
+    """Return the note of `_intensity_order`, which says by how little networks are late.
+
+    ``late`` are the networks. Their throughput with 1x64 stands against that of their best
+    configuration, at the batch at which other networks reached 64 threads before them. The only
+    late network of Table 2 is ViT-Base/16, and that batch is 32.
+    """
+    images_per_s = throughput().xs(32, level="batch").loc[late]
+    rates = ", ".join(
+        f"{network}, {row['1x64']:.0f} against {row.max():.0f} images/s"
+        for network, row in images_per_s.iterrows()
+    )
+    return (
+        f"from Table 2; later than others of lower intensity (batch 32, Fig 8): {rates}"
+    )

@@ -135,14 +135,14 @@ def _sentence(key: tuple[str, int], measured: Timed, recorded: Timed) -> str:
     ``key`` is the link and the number of workers. ``measured`` is from this machine.
     """
     link, workers = key
-    # The start-up is compared at a size that both machines have. No size can be in both that
-    # is smaller than the larger of their two smallest sizes. If one machine lacks this size,
-    # the start-up is left out.
-    smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     parts = [
         f"{len(measured.seconds)} all-reduces among {workers} workers over {link} were "
         f"timed on this machine, and {len(recorded.seconds)} in the recording."
     ]
+    # The start-up is compared at a size that both machines have. No size can be in both that
+    # is smaller than the larger of their two smallest sizes. If one machine lacks this size,
+    # the start-up is left out.
+    smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     if smallest in measured.medians and smallest in recorded.medians:
         parts.append(
             f"The start-up, which is the time of {format_bytes(smallest)}, is "

@@ -120,9 +120,7 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
         )
     # The sentence is about the network of the running example, if it was replayed here.
     examples = defaults[defaults["network"] == NETWORK]
-    chosen = defaults.iloc[0]
-    if len(examples):
-        chosen = examples.iloc[0]
+    chosen = defaults.iloc[0] if examples.empty else examples.iloc[0]
     sentence = (
         f"Among {chosen['workers']} workers over {link_title(chosen['link'])}, a replayed "
         f"step of {network_title(chosen['network'])} takes {chosen['ratio']:.2f} times as "
@@ -135,14 +133,33 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
         sentence += f" (recorded: {same_recorded['ratio'].iloc[0]:.2f} times)"
     sentence += "."
     if len(defaults) > 1:
-        # A lab is some workers and their link. In a single lab, each row is another network.
-        labs = len(defaults.drop_duplicates(["link", "workers"]))
-        cases = "networks" if labs == 1 else "pairs of a network and a lab"
-        sentence += (
-            f" For the {len(defaults)} {cases} that were replayed here, the ratio is "
-            f"between {defaults['ratio'].min():.2f} and {defaults['ratio'].max():.2f}."
-        )
+        sentence += f" {_range_sentence(defaults)}"
     return sentence
+
+
+def _range_sentence(defaults: pd.DataFrame) -> str:
+    """Return the range of the ratios of all replays of PyTorch's default in words.
+
+    ``defaults`` has a row for each network, link and number of workers.
+    """
+    # A lab is some workers and their link. In a single lab, each row is another network.
+    labs = len(defaults.drop_duplicates(["link", "workers"]))
+    cases = "networks" if labs == 1 else "pairs of a network and a lab"
+    return (
+        f"For the {len(defaults)} {cases} that were replayed here, the ratio is "
+        f"between {defaults['ratio'].min():.2f} and {defaults['ratio'].max():.2f}."
+    )
+
+
+def _shown_plans(ratios_here: pd.DataFrame) -> list[str]:
+    """Return the plans that are drawn, that with the least median ratio first.
+
+    ``ratios_here`` is as `ratios` returns it. Random plans, such as "random:1:3", test the model.
+    No planner would choose them, so they are left out.
+    """
+    is_random = ratios_here["other"].str.startswith("random")
+    medians = ratios_here[~is_random].groupby("other")["ratio"].median()
+    return [str(plan) for plan in medians.sort_values().index]
 
 
 def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
@@ -150,12 +167,8 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
 
     Both tables are as `ratios` returns them.
     """
-    # Random plans, such as "random:1:3", test the model. No planner would choose them, so they
-    # are left out.
-    is_random = ratios_here["other"].str.startswith("random")
-    medians = ratios_here[~is_random].groupby("other")["ratio"].median()
-    # All panels have the same rows. The plan with the least median ratio is on top.
-    plans = [str(plan) for plan in medians.sort_values().index]
+    # All panels have the same rows, with the first plan on top.
+    plans = _shown_plans(ratios_here)
     # Each case has its network, link and workers, and its rows of the table.
     cases = list(ratios_here.groupby(PLACE, sort=False))
     # At most COLUMNS panels stand side by side.

@@ -96,12 +96,9 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     cost = calibration.between(link, workers).cost
     # The layer times of each profile, by the hash of the profile.
     workloads = tables.workloads()
-    runs = tables.table("runs")
-    is_replay = (runs["origin"] == "replayed") & ~runs["processor_limited"]
-    is_on_link = (runs["link"] == link) & (runs["workers"] == workers)
+    runs = _replays(tables.table("runs"), link, workers)
     # A prediction needs the layer times from which the replay was made.
-    has_layer_times = runs["profile_sha256"].isin(workloads)
-    runs = runs[is_replay & is_on_link & has_layer_times]
+    runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return nothing
     # `measured` returns a row for each case, with medians over its iterations, and marks the
@@ -127,6 +124,16 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _replays(runs: pd.DataFrame, link: str, workers: int) -> pd.DataFrame:
+    """Return the rows of the table ``runs`` that were replayed over a link among some workers.
+
+    Rows that the processor limited are left out.
+    """
+    is_replay = (runs["origin"] == "replayed") & ~runs["processor_limited"]
+    is_on_link = (runs["link"] == link) & (runs["workers"] == workers)
+    return runs[is_replay & is_on_link]
 
 
 def _sentence(

@@ -93,24 +93,30 @@ def slowdowns(tables: Source) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for cluster, timed in tables.table("slowdown").groupby(SLOWDOWN_KEY):
         cluster_columns = dict(zip(SLOWDOWN_KEY, cluster, strict=True))
-        contention = Contention.of(timed)
-        # The slowdowns, and both ends of their intervals, have shape (2, sizes). The first row
-        # is of backward and the second of messages, as in PANELS.
-        lower, upper = interval(contention.draws)
-        for i, slowed in enumerate(PANELS):
-            for j, size in enumerate(contention.bytes):
-                # A slowdown of 0.1 means 1.1 times as long.
-                rows.append(
-                    {
-                        **cluster_columns,
-                        "bytes": int(size),
-                        "slowed": slowed,
-                        "ratio": 1 + contention.slowdowns[i, j],
-                        "lower": 1 + lower[i, j],
-                        "upper": 1 + upper[i, j],
-                    }
-                )
+        for ratio in _ratios(Contention.of(timed)):
+            rows.append({**cluster_columns, **ratio})
     return pd.DataFrame(rows, columns=columns)
+
+
+def _ratios(contention: Contention) -> list[dict[str, object]]:
+    """Return the rows of `slowdowns` for one cluster, without the columns of the cluster."""
+    # The slowdowns, and both ends of their intervals, have shape (2, sizes). The first row is
+    # of backward and the second of messages, as in PANELS.
+    lower, upper = interval(contention.draws)
+    rows: list[dict[str, object]] = []
+    for i, slowed in enumerate(PANELS):
+        for j, size in enumerate(contention.bytes):
+            # A slowdown of 0.1 means 1.1 times as long.
+            rows.append(
+                {
+                    "bytes": int(size),
+                    "slowed": slowed,
+                    "ratio": 1 + contention.slowdowns[i, j],
+                    "lower": 1 + lower[i, j],
+                    "upper": 1 + upper[i, j],
+                }
+            )
+    return rows
 
 
 def _sentence(both: pd.DataFrame) -> str:
