@@ -266,6 +266,15 @@ def find_long(executed: Sequence[Path]) -> list[str]:
             )
         if _has_warning(cells):
             problems.append(f"{path.stem} prints a warning")
+    return problems + _find_long_paths(minutes)
+
+
+def _find_long_paths(minutes: Mapping[str, float]) -> list[str]:
+    """Return a line for each of the course and its core path that takes too long to read.
+
+    ``minutes`` has the time of each notebook by its number of two digits.
+    """
+    problems = []
     course = sum(minutes[number] for number in minutes if number != REFERENCE)
     if course > COURSE_MINUTES:
         problems.append(_too_long("the course", course, COURSE_MINUTES))

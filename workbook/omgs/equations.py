@@ -849,7 +849,7 @@ def _joins(
     instance = layers.instance
     selecting_s = layers.selecting_s[i]
     before_s = layers.selecting_s[i - 1]
-    # When the message of layer i has started, and the start-up of a message is over.
+    # When the message of layer i has started, which is a start-up after its start.
     started_s = _message_start_s(times, selecting_s) + instance.alpha_s
     # When both layers are computed without a selection between, and when they have been
     # selected from at once.
@@ -887,8 +887,8 @@ def _times_after_joined(
 ) -> _LayerTimes:
     """Return the times of layer i - 1, after layer i with ``times`` has joined it.
 
-    ``repairs`` are those of REPAIRS that are made. Without all of them, the times have the
-    printed mistakes.
+    ``layers`` have been joined already. ``repairs`` are those of REPAIRS that are made. The
+    times have the printed mistakes of all others.
     """
     # The backward pass of layer i is a part of that of layer i - 1 now.
     computed_s = times.begun_s
@@ -903,7 +903,6 @@ def _times_after_joined(
     return _LayerTimes(
         begun_s=begun_s,
         computed_s=begun_s + layers.backward_s[i - 1],
-        # As printed, the selection of a merged layer does not delay the link.
         link_free_s=max(computed_s, times.link_free_s) + message_s,
     )
 

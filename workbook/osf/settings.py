@@ -47,6 +47,8 @@ from workbook.osf.equations import update_s
 
 ANCHOR = "VGG-16: scaling factor"
 """The statement that every compatible setting agrees with."""
+FUSED_NUMBERS = ("sf", "update", "share")
+"""The numbers of `_fused_numbers`, which are computed for each size of the buffer."""
 
 
 # -- what a setting gives ------------------------------------------------------------
@@ -239,6 +241,14 @@ def _largest_share(grid: Grid) -> Floats:
     return np.array(shares)[:, None, :, None, None]
 
 
+def _capacities(network: str) -> tuple[int, ...]:
+    """Return the sizes in bytes of the fusion buffers of a network, first 0, no buffer."""
+    # The paper's statements speak of buffers for three networks only. VGG-16 with replaced layers
+    # (REPLACED) has a buffer of 100 MB by some readings of Fig 8, and else none.
+    buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
+    return 0, *buffered.get(network, ())
+
+
 # One entry for each network, and one for each number of workers of Fig 4a that is tried.
 @lru_cache(maxsize=16)
 def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
@@ -276,17 +286,33 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     # the ring, which are one fewer than the workers.
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
     s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
-    # The paper's statements speak of buffers for three networks only. VGG-16 with replaced layers
-    # (REPLACED) has a buffer of 100 MB by some readings of Fig 8, and else none. 0 is no buffer.
-    buffered = {"ResNet101": BUFFERS, "VGG16": BUFFERS, REPLACED: (100 * MB,)}
-    capacities = 0, *buffered.get(network, ())
+    capacities = _capacities(network)
+
+    def buffered(compute_s: float, unit: str, capacity: int) -> dict[str, Floats]:
+        """Return "sf", "update" and "share", each by timeout and overhead."""
+        # Without a buffer the timeout does not matter, so that one is computed. Its numbers
+        # fill the axis of timeouts.
+        computed_timeouts_s = timeouts_s if capacity > 0 else timeouts_s[:1]
+        by_timeout = []
+        for timeout_s in computed_timeouts_s:
+            # ``waited_s`` has the time that each message of the plan waits for one more tensor
+            # which does not come before the timeout.
+            work, plan, waited_s = fused(network, compute_s, capacity, timeout_s, unit)
+            numbers = _fused_numbers(
+                work, plan, waited_s, compute_s, overheads_s, s_per_byte
+            )
+            by_timeout.append(numbers)
+        arrays_by_name = {}
+        for name in FUSED_NUMBERS:
+            arrays_by_name[name] = np.array([numbers[name] for numbers in by_timeout])
+        return arrays_by_name
 
     # The axes are those of units (u), timeouts, overheads, and compute times (t).
     shape = len(UNITS), len(timeouts_s), len(overheads_s), len(compute_times_s)
     arrays = {"csf": np.empty(shape)}
     for capacity in capacities:
-        for quantity in ("sf", "update", "share"):
-            arrays[f"{quantity}_{capacity}"] = np.empty(shape)
+        for name in FUSED_NUMBERS:
+            arrays[f"{name}_{capacity}"] = np.empty(shape)
 
     for u, unit in enumerate(UNITS):
         for t, compute_s in enumerate(compute_times_s):
@@ -296,24 +322,8 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
             # One message has no timeout, so that all timeouts have the same factors.
             arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
             for capacity in capacities:
-                # Without a buffer the timeout does not matter, so that one is computed. Its
-                # numbers fill the axis of timeouts.
-                computed_timeouts_s = timeouts_s if capacity > 0 else timeouts_s[:1]
-                by_timeout = []
-                for timeout_s in computed_timeouts_s:
-                    # ``waited_s`` has the time that each message of the plan waits for one
-                    # more tensor which does not come before the timeout.
-                    work, plan, waited_s = fused(
-                        network, compute_s, capacity, timeout_s, unit
-                    )
-                    numbers = _fused_numbers(
-                        work, plan, waited_s, compute_s, overheads_s, s_per_byte
-                    )
-                    by_timeout.append(numbers)
-                for quantity in ("sf", "update", "share"):
-                    # The axes are timeouts and overheads.
-                    values = np.array([numbers[quantity] for numbers in by_timeout])
-                    arrays[f"{quantity}_{capacity}"][u, :, :, t] = values
+                for name, values in buffered(compute_s, unit, capacity).items():
+                    arrays[f"{name}_{capacity}"][u, :, :, t] = values
     # So far the arrays have four axes, with one compute time, that of the network's own family.
     # The grid has five: the axis before the last is the compute time of ResNet-101, and the last
     # one that of VGG-16. The axis of the other family is added with length 1: before the last
