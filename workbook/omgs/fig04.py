@@ -639,7 +639,7 @@ class _DeepTimes(NamedTuple):
         """
         return self.topk_s - factor * self.selecting_s - self.compute_s
 
-    def less_exposed_s(self, factor: float = 1) -> Floats:
+    def reduction_s(self, factor: float = 1) -> Floats:
         """Return by how many seconds OMGS-SGD exposes less communication than TopK-SGD.
 
         A selection takes ``factor`` times as long as by the code.
@@ -652,7 +652,7 @@ class _DeepTimes(NamedTuple):
         A selection takes ``factor`` times as long as by the code.
         """
         exposed_s = self.exposed_s(factor)
-        return exposed_s / (exposed_s - self.less_exposed_s(factor))
+        return exposed_s / (exposed_s - self.reduction_s(factor))
 
     def note(self, other_claim: str) -> str:
         """Return a note on one of the two claims, which names the other one."""
@@ -681,7 +681,7 @@ def _deep_computing() -> Result:
     about = 1 + 0.2 * np.array([-1, 1])[:, None, None, None, None]
     ratio = claims.claimed("omgs-fig04-deep") * about
     # With x exposed and y less, ratio = x / (x - y), so that x = y ratio / (ratio - 1).
-    exposed_s = times.less_exposed_s() * ratio / (ratio - 1)
+    exposed_s = times.reduction_s() * ratio / (ratio - 1)
     computing_s = times.topk_s - times.selecting_s - exposed_s
     within = [(float(computing_s.min()), float(computing_s.max()))]
     return own(within, times.note("fig04-deep, within 20%"))
