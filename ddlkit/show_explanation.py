@@ -89,6 +89,20 @@ def _drawn_ranks(explanation: Explanation) -> list[int]:
     return ranks
 
 
+def _title_of_ranks(explanation: Explanation) -> str:
+    """Return a title that says for which rank and phase the other ranks wait, if for any."""
+    straggler = explanation.straggler
+    if straggler is not None:
+        return (
+            f"The other ranks wait for {straggler['phase']} of rank {straggler['rank']}"
+        )
+    # `why_no_straggler` is set if a rank is late, but not clearly or not often enough to be
+    # called a straggler. The last title would be wrong then.
+    if explanation.why_no_straggler:
+        return "No rank is a straggler"
+    return "No one rank is much slower than the others"
+
+
 def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> None:
     """Draw what each of some ranks does in a typical iteration, a row for each.
 
@@ -118,15 +132,7 @@ def _draw_ranks(ax: Axes, explanation: Explanation, ranks: Sequence[int]) -> Non
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
     ax.set_xlabel(f"time [{unit}]")
-    title = "No one rank is much slower than the others"
-    # `why_no_straggler` is set if a rank is late, but not clearly or not often enough to be
-    # called a straggler. The title above would be wrong then.
-    if explanation.why_no_straggler:
-        title = "No rank is a straggler"
-    if straggler is not None:
-        phase = straggler["phase"]
-        title = f"The other ranks wait for {phase} of rank {straggler['rank']}"
-    ax.set_title(title)
+    ax.set_title(_title_of_ranks(explanation))
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
@@ -153,6 +159,21 @@ def _draw_bars(
     )
 
 
+def _spans_before_first_wait(of_rank: pd.DataFrame, phase: str) -> pd.DataFrame:
+    """Return the spans of a phase that begin before a rank first waits.
+
+    ``of_rank`` has all spans of the rank. Work after the first wait, such as the copying of
+    buckets, can have the same kind as the phase, but is not what the other ranks wait for.
+    """
+    # A timeline calls the reading of input "io".
+    kind = "io" if phase == "input" else phase
+    spans = of_rank[of_rank["kind"] == kind]
+    waits = of_rank[of_rank["kind"] == "wait"]
+    if waits.empty:
+        return spans
+    return spans[spans["start_s"] < waits["start_s"].min()]
+
+
 def _outline(
     ax: Axes, of_rank: pd.DataFrame, phase: str, row: int, scale: float
 ) -> None:
@@ -163,14 +184,7 @@ def _outline(
     """
     from matplotlib.patches import Rectangle
 
-    # A timeline calls the reading of input "io".
-    kind = "io" if phase == "input" else phase
-    spans = of_rank[of_rank["kind"] == kind]
-    waits = of_rank[of_rank["kind"] == "wait"]
-    if not waits.empty:
-        # Work after the first wait, such as the copying of buckets, can have the same kind, but
-        # is not what the other ranks wait for.
-        spans = spans[spans["start_s"] < waits["start_s"].min()]
+    spans = _spans_before_first_wait(of_rank, phase)
     if spans.empty:
         return
     start = spans["start_s"].min() * scale

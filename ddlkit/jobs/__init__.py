@@ -12,11 +12,11 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PROGRESS = "ddlkit: "
 """A line of rank 0 that begins so is shown to the user."""
@@ -284,6 +284,20 @@ def unwinding(*numbers: int) -> Iterator[None]:
                 signal.signal(number, signal.SIG_DFL)
 
 
+def _handlers_to_replace(numbers: Sequence[int]) -> dict[int, Any]:
+    """Return the present handlers, by signal, of those signals that `deferring` keeps waiting.
+
+    These are signals that are not ignored, and whose handlers can be restored.
+    """
+    handlers = {}
+    for number in numbers:
+        handler = signal.getsignal(number)
+        # A handler that was not set from Python is None and could not be set again.
+        if handler not in (None, signal.SIG_IGN):
+            handlers[number] = handler
+    return handlers
+
+
 @contextmanager
 def deferring(*numbers: int) -> Iterator[None]:
     """Keep signals waiting until the block is over.
@@ -303,13 +317,7 @@ def deferring(*numbers: int) -> Iterator[None]:
         """Handle a signal by only noting that it has arrived."""
         arrived.append(number)
 
-    handlers_before = {}
-    if _in_main_thread():
-        for number in numbers:
-            handler = signal.getsignal(number)
-            # A handler that was not set from Python is None and could not be set again.
-            if handler not in (None, signal.SIG_IGN):
-                handlers_before[number] = handler
+    handlers_before = _handlers_to_replace(numbers) if _in_main_thread() else {}
     for number in handlers_before:
         signal.signal(number, note)
     try:

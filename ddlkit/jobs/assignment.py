@@ -183,19 +183,30 @@ def _tasks_on_node(environment: Mapping[str, str], default: int) -> int:
             slurm_name="SLURM_NTASKS_PER_NODE",
             default=default,
         )
-    # The number of tasks of each node, in the order of the nodes.
-    by_node: list[int] = []
+    tasks_by_node = _parse_task_list(variable, listed)
+    # The position of this node in the list, counted from 0.
+    node = _number(environment, torchrun_name="", slurm_name="SLURM_NODEID", default=0)
+    # If the list has no entry for this node, the list belongs to another step.
+    if node >= len(tasks_by_node):
+        return default
+    return tasks_by_node[node]
+
+
+def _parse_task_list(variable: str, listed: str) -> list[int]:
+    """Return the number of tasks of each node, in the order of the nodes.
+
+    ``listed`` is the value of Slurm's environment variable ``variable``, as in "8(x2),3"
+    for the numbers 8, 8 and 3. Raises UserError if it cannot be read.
+    """
+    tasks_by_node: list[int] = []
     for entry in listed.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", entry.strip())
         if not match:
             raise UserError(f"{variable} is {listed}: start ranks with srun")
         # Without "(xN)" a number stands for one node.
         tasks, nodes = match.groups(default="1")
-        by_node += [int(tasks)] * int(nodes)
-    # The position of this node in the list, counted from 0.
-    node = _number(environment, torchrun_name="", slurm_name="SLURM_NODEID", default=0)
-    # If the list has no entry for this node, the list belongs to another step.
-    return by_node[node] if node < len(by_node) else default
+        tasks_by_node += [int(tasks)] * int(nodes)
+    return tasks_by_node
 
 
 def _number(

@@ -264,14 +264,22 @@ def launch(
         _run_ranks(job.module, logs, ranks, place, timeout_s)
         # After a failure the logs stay, for the user to read.
         shutil.rmtree(logs)
-        tables = {}
-        # `job.tables` are the schemas of the tables that the job may leave, and the names
-        # of their files. The job need not leave each of them.
-        for schema in job.tables:
-            path = directory / f"{schema}.csv"
-            if path.exists():
-                tables[schema] = store.load_table(path, schema)
-        return tables
+        return _tables_left(job, directory)
+
+
+def _tables_left(job: Job[Any], directory: Path) -> dict[str, pd.DataFrame]:
+    """Return the tables of a job that are in a directory, by the names of their schemas.
+
+    A job need not leave each of the tables that it may leave.
+    """
+    tables = {}
+    # `job.tables` are the schemas of the tables that the job may leave. A schema is also
+    # the name of the table's file.
+    for schema in job.tables:
+        path = directory / f"{schema}.csv"
+        if path.exists():
+            tables[schema] = store.load_table(path, schema)
+    return tables
 
 
 def _run_ranks(
@@ -457,7 +465,6 @@ def _watch(
     ``processes`` are in the order of ranks. ``job`` is the name of the job, for messages.
     Raises UserError if a rank dies, if the link is lost, or if time is up.
     """
-    ranks = len(processes)
     log = processes[0].log
     # How many lines of the log have been searched for progress.
     lines_read = 0
@@ -466,10 +473,10 @@ def _watch(
         # None while a rank runs, 0 once it has done its part, and any other number once
         # it has died.
         statuses = [process.poll() for process in processes]
-        died = any(statuses)
-        running = None in statuses
-        if not died and not running:
+        if all(status == 0 for status in statuses):
             break
+        # Only a number other than 0 is true.
+        died = any(statuses)
         if died:
             # The cause may be that the process of an emulated link was killed. Ranks
             # fail as soon as the link's devices vanish, and the process is gone a
@@ -478,18 +485,18 @@ def _watch(
         # The reason in words, or "" while the ranks can reach one another.
         lost = place.lost()
         if lost:
-            raise UserError(f"{lost} (in job {job} on {ranks} ranks)")
+            raise UserError(f"{lost} (in job {job} on {len(processes)} ranks)")
         if died:
             raise UserError(_why_ranks_died(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
-            job_in_words = f"job {job} on {ranks} ranks over {place.name}"
             line = _last_line(log)
-            last_line = (
+            printed = (
                 f"last line of rank 0: {line}" if line else "rank 0 printed nothing"
             )
             raise UserError(
-                f"{job_in_words} was not done after {timeout_s:g} s and was ended "
-                f"({last_line}): run it again while nothing else uses this machine"
+                f"job {job} on {len(processes)} ranks over {place.name} was not done after "
+                f"{timeout_s:g} s and was ended ({printed}): run it again while nothing else "
+                "uses this machine"
             )
         time.sleep(POLL_S)
         lines_read = _show_progress(log, lines_read)
@@ -517,13 +524,7 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     # cause is then a rank that still runs.
     running = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and running:
-        # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence. One
-        # rank is enough for the message.
-        stopped = [rank for rank in running if _is_stopped(processes[rank].pid)]
-        if stopped:
-            cause = f"rank {stopped[0]} {of_all} is stopped"
-        else:
-            cause = f"rank {running[0]} {of_all} does not answer"
+        cause = _why_silent(processes, running)
         return f"{cause} in {job}: rank {first} gave up; its last line: {line}"
     if status == jobs.MISTAKE and line.startswith(jobs.ERROR):
         # The rank has printed a UserError, which says all about a mistake of the user.
@@ -531,6 +532,19 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
         return f"{line.removeprefix(jobs.ERROR)} (on rank {first} {of_all})"
     ending = jobs.how_it_ended(status)
     return f"rank {first} {of_all} {ending} in {job}; {printed}"
+
+
+def _why_silent(processes: Sequence[RankProcess], running: Sequence[int]) -> str:
+    """Return in words which of the running ranks is silent, as "rank 1 of 2 is stopped".
+
+    ``processes`` are in the order of ranks, and ``running`` are the numbers of those ranks
+    that still run, of which there is at least one. The result names one of these.
+    """
+    # A stopped process (SIGSTOP, or Ctrl-Z) is the likeliest cause of silence.
+    for rank in running:
+        if _is_stopped(processes[rank].pid):
+            return f"rank {rank} of {len(processes)} is stopped"
+    return f"rank {running[0]} of {len(processes)} does not answer"
 
 
 def _first_to_die(deaths: Mapping[int, int]) -> int:
@@ -795,12 +809,7 @@ def _do_job(name: str, path: Path) -> None:
     from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import OF_RANK, Rank
 
-    try:
-        config = json.loads(path.read_text())
-        out = Path(config["out"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        needed = 'needs a JSON object with "out", a directory'
-        raise UserError(f"job settings {path}: {needed}: {error}") from error
+    config = _read_config(path)
     # The job may need what these modules add when they are imported, such as networks.
     for module in config.get("imports", ()):
         importlib.import_module(module)
@@ -809,7 +818,7 @@ def _do_job(name: str, path: Path) -> None:
     joined = Rank.join(**config.get("join", {}))
     # The launcher knows more of the rank than its environment says, such as the link.
     fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
-    me = replace(joined, out=out, **fields_of_rank)
+    me = replace(joined, out=Path(config["out"]), **fields_of_rank)
     # Ranks that `launch` starts have `PARENT`, and are all on this machine. Those that
     # torchrun or Slurm started may be on several, and the stamp of a table can only
     # describe one kind of machine.
@@ -824,9 +833,25 @@ def _do_job(name: str, path: Path) -> None:
             "backend": str(me.backend),
             "torch_threads": str(me.torch_threads),
         }
-        atomic_write_text(out / "job.json", json.dumps(facts))
+        atomic_write_text(me.out / "job.json", json.dumps(facts))
     job.run(me, settings)
     me.leave()
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Return the settings of a job and of its ranks from a file.
+
+    Raises UserError if the file cannot be read, or has no "out", the directory for the
+    tables of the job.
+    """
+    try:
+        config: dict[str, Any] = json.loads(path.read_text())
+        # This fails if "out" is missing or is no text.
+        Path(config["out"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        needed = 'needs a JSON object with "out", a directory'
+        raise UserError(f"job settings {path}: {needed}: {error}") from error
+    return config
 
 
 def find_job(name: str) -> Job[Any]:
@@ -849,12 +874,7 @@ def find_job(name: str) -> Job[Any]:
     """
     from ddlkit.jobs.rank import Job
 
-    # A name without a dot that is none of this library's is a module of the user.
-    module = name
-    if "." not in name:
-        module_of_library = f"ddlkit.measure.{name}"
-        if importlib.util.find_spec(module_of_library):
-            module = module_of_library
+    module = _module_of_job(name)
     try:
         spec = importlib.util.find_spec(module)
     except ModuleNotFoundError:
@@ -865,10 +885,21 @@ def find_job(name: str) -> Job[Any]:
             f"unknown job {name!r}: name the module that declares it, e.g. collectives"
         )
     for value in vars(importlib.import_module(module)).values():
-        # A module may also import the job of another one, which is not meant.
+        # A module may also import the job of another module, which is not meant.
         if isinstance(value, Job) and value.module == module:
             return value
     raise UserError(f"unknown job {name!r}: {module} declares none")
+
+
+def _module_of_job(name: str) -> str:
+    """Return the full name of a module that is named in full or within ddlkit.measure."""
+    if "." in name:
+        return name
+    module_of_library = f"ddlkit.measure.{name}"
+    if importlib.util.find_spec(module_of_library):
+        return module_of_library
+    # A name without a dot that is none of this library's is a module of the user.
+    return name
 
 
 if __name__ == "__main__":

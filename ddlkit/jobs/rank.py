@@ -472,11 +472,7 @@ def _meet(
     meet at, if the ranks do not meet within ``timeout``, or if NCCL finds two ranks on
     one GPU.
     """
-    address = os.environ.get("MASTER_ADDR")
-    port = os.environ.get("MASTER_PORT")
-    if not (address and port):
-        needed = "export address and a free port of rank 0's node"
-        raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
+    address, port = _meeting_point()
     options: dict[str, Any] = {"rank": rank, "world_size": ranks, "timeout": timeout}
     try:
         if device.type == "cuda":
@@ -498,19 +494,40 @@ def _meet(
         # No rank goes on before all have come this far.
         dist.barrier()
     except (RuntimeError, OSError) as error:
-        reason = one_line(str(error))
-        # NCCL's complaint about a shared GPU has these words. They may follow a long text
-        # of torch, which `reason` cuts, so the whole text is searched.
-        if "duplicate gpu" in str(error).lower():
-            raise UserError(
-                "two ranks have the same GPU: start one rank for each GPU, and let Slurm "
-                "give each task its own (--gpus-per-task=1) or all GPUs of the node "
-                f"(--gpus-per-node): {reason}"
-            ) from error
-        raise UserError(
-            f"ranks did not meet at {address} port {port}: {reason}; "
-            "choose another port if that is taken"
-        ) from error
+        raise UserError(_why_not_met(error, address, port)) from error
+
+
+def _meeting_point() -> tuple[str, str]:
+    """Return the address and the port at which ranks meet, from the environment.
+
+    Raises UserError if the environment lacks one of them.
+    """
+    address = os.environ.get("MASTER_ADDR")
+    port = os.environ.get("MASTER_PORT")
+    if not (address and port):
+        needed = "export address and a free port of rank 0's node"
+        raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
+    return address, port
+
+
+def _why_not_met(error: Exception, address: str, port: str) -> str:
+    """Return in one line why ranks did not meet, and what the user can do about it.
+
+    ``error`` is what torch raised when the ranks were to meet at ``address`` and ``port``.
+    """
+    reason = one_line(str(error))
+    # NCCL's complaint about a shared GPU has these words. They may follow a long text
+    # of torch, which `reason` cuts, so the whole text is searched.
+    if "duplicate gpu" in str(error).lower():
+        return (
+            "two ranks have the same GPU: start one rank for each GPU, and let Slurm "
+            "give each task its own (--gpus-per-task=1) or all GPUs of the node "
+            f"(--gpus-per-node): {reason}"
+        )
+    return (
+        f"ranks did not meet at {address} port {port}: {reason}; "
+        "choose another port if that is taken"
+    )
 
 
 def _store(

@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import count
@@ -240,16 +240,9 @@ class Lab(Place):
             return
         with _registry():
             state = _states().get(self.label)
+            # No process owns a persistent lab, so each that attached to it may remove it.
             if state and state["owned"]:
-                # A process that only attached to the lab is not its owner. The owner is
-                # the first process that a lab needs, as `_save` wrote.
-                owner = state["needs"][0]
-                pid, _ = owner
-                if pid != os.getpid() and _runs(owner):
-                    raise UserError(
-                        f"lab {self.label} belongs to running process {pid}: "
-                        "end it first"
-                    )
+                self._refuse_owner_that_runs(state)
             _remove(self.label)
             if self._link_process:
                 # `_remove` has killed the process of the emulated link. Waiting for it
@@ -307,29 +300,32 @@ class Lab(Place):
         }
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
+    def _refuse_owner_that_runs(self, state: Mapping[str, Any]) -> None:
+        """Raise UserError if another process owns the lab and still runs.
+
+        ``state`` is what `_save` wrote of a lab that a process owns. A process that only
+        attached to the lab is not its owner.
+        """
+        # The first process that the lab needs is its owner.
+        owner = state["needs"][0]
+        pid, _ = owner
+        if pid != os.getpid() and _runs(owner):
+            raise UserError(
+                f"lab {self.label} belongs to running process {pid}: end it first"
+            )
+
     def _build(self) -> None:
         """Make the namespaces, the links between them, and addresses."""
         _ip([f"netns add {name}" for name in self.namespaces])
+        # Conditions, such as losses, need a link that a process emulates.
         if self.shape.conditions:
             self._start_link()
-            packet_bytes = MAX_PACKET_BYTES
-            # Packets wait here until the link's process has read them. A full queue
-            # would drop some, and losses are to come from the conditions alone.
-            queue_packets = 10_000
         else:
             self._join()
-            # The burst is what a token bucket can save. A packet that is larger would be
-            # cut in software by the kernel, for which 16 ranks have no processor time. A
-            # tenth of the burst is left for the headers of the frames, which count, too.
-            largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
-            packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
-            queue_packets = 1000  # Linux's default
+        limits = self._limits_of_interface()
         # The last namespace is the switch, whose interfaces have no addresses.
         *rank_namespaces, _ = self.namespaces
         for rank, name in enumerate(rank_namespaces):
-            # The largest packet that the kernel hands to the interface, and the length of
-            # the queue in front of the interface.
-            limits = f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
             # The kernel's own route ("prefix route") would lack the options of TCP, so the
             # route is added by itself.
             addressing = [
@@ -340,29 +336,38 @@ class Lab(Place):
             ]
             _ip(addressing, name)
 
+    def _limits_of_interface(self) -> str:
+        """Return the limits of a rank's interface, as words for "ip link set".
+
+        They are the largest packet in bytes that the kernel hands to the interface, and how
+        many packets the queue in front of the interface holds.
+        """
+        if self.shape.conditions:
+            packet_bytes = MAX_PACKET_BYTES
+            # Packets wait here until the link's process has read them. A full queue
+            # would drop some, and losses are to come from the conditions alone.
+            queue_packets = 10_000
+        else:
+            # The burst is what a token bucket can save. The kernel would cut a packet that
+            # is larger in software, for which 16 ranks have no processor time. A tenth of
+            # the burst is left for the headers of the frames, which count, too.
+            largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
+            packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
+            queue_packets = 1000  # Linux's default
+        return f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
+
     def _start_link(self) -> None:
         """Start the process of an emulated link, which makes the ranks' devices."""
         if not Path(tunnel.DEVICE).exists():
             raise UserError(NEEDS_TUN)
-        config = {
-            "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
-            # The process of the link counts in this file what has crossed the link.
-            "crossed": str(self._link_file),
-            "prefix": PREFIX,
-            "rate_bits_per_s": self.link_bits_per_s,
-            "conditions": asdict(self.shape)["conditions"],
-            "dies_with_parent": not self.persistent,
-        }
-        # The process runs in the last namespace, the switch.
-        in_switch = ["ip", "netns", "exec", self.namespaces[-1]]
-        # `cwd` below is "/", so the child must find this package by its environment.
-        program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
         self._link_process = subprocess.Popen(
-            [*in_switch, *program],
+            self._link_command(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            # The working directory is "/", so the process must find this package by its
+            # environment.
             env=jobs.child_environment(),
             cwd="/",
             # Neither Ctrl-C in the terminal nor the terminal's end reaches the link.
@@ -380,6 +385,22 @@ class Lab(Place):
         # again, with the link's process among those that the lab needs. Until a lab is
         # complete, this process owns it, even a persistent one, which `up` then releases.
         self._save(owned=True)
+
+    def _link_command(self) -> list[str]:
+        """Return the command that runs the process of an emulated link."""
+        config = {
+            "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
+            # The process of the link counts in this file what has crossed the link.
+            "crossed": str(self._link_file),
+            "prefix": PREFIX,
+            "rate_bits_per_s": self.link_bits_per_s,
+            "conditions": asdict(self.shape)["conditions"],
+            "dies_with_parent": not self.persistent,
+        }
+        # The process runs in the last namespace, the switch.
+        in_switch = ["ip", "netns", "exec", self.namespaces[-1]]
+        program = [sys.executable, "-m", tunnel.__name__, json.dumps(config)]
+        return [*in_switch, *program]
 
     def _join(self) -> None:
         """Join the ranks by a bridge, and limit the rate at both ends of each link."""

@@ -251,12 +251,23 @@ def loaded_together(
         # would wait for it until a timeout.
         failure = error
         own_summary = _NO_MODEL
-    # The summaries of all ranks, a row for each rank.
-    summary_of_rank_0, *other_summaries = everyones(own_summary).tolist()
+    # A row for each rank.
+    summaries = everyones(own_summary).tolist()
     if failure:
         raise failure
-    # Ranks whose own model is good raise the error below if another rank has failed,
+    # A rank whose own model is good raises an error here if another rank has failed,
     # because `_NO_MODEL` differs from the summary of every model.
+    _refuse_different_models(summaries, user_model)
+    return training
+
+
+def _refuse_different_models(summaries: list[list[float]], user_model: str) -> None:
+    """Raise UserError if the model of a rank differs from that of rank 0.
+
+    ``summaries`` has what `_summary` returns on each rank, in the order of ranks.
+    ``user_model`` is the model as the user names it.
+    """
+    summary_of_rank_0, *other_summaries = summaries
     for rank, summary in enumerate(other_summaries, start=1):
         if summary != summary_of_rank_0:
             text_of_rank_0 = f"rank 0's has {_in_words(summary_of_rank_0)}"
@@ -265,7 +276,6 @@ def loaded_together(
                 f"{user_model}: models differ between ranks: {text_of_rank_0}, "
                 f"{text_of_rank}; build the same on each"
             )
-    return training
 
 
 _NO_MODEL = [-1, 0, 0]
@@ -334,13 +344,37 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     str
         The result of the comparison, or why there is none, in a few words.
     """
-    trained = training.trained()
-    # A profile has tensors in forward order. Gradients become ready in reverse order.
-    ready = profile.tensor[::-1]
-    # Only tensors that get a gradient are in a profile.
-    if len(trained) > len(ready):
+    why_not_comparable = _let_ddp_rebuild_buckets(training, profile)
+    if why_not_comparable:
+        return f"not compared: {why_not_comparable}"
+    n_differing = _count_at_other_places(training, profile)
+    if n_differing:
         return (
-            "not compared: some parameters get no gradient, so that DDP needs "
+            f"{n_differing} of {len(profile.tensor)} gradients become ready under DDP at "
+            "another place in the order than in the layer profile, from which the predictions "
+            "are made"
+        )
+    return (
+        "gradients become ready under DDP in the order of the layer profile, from which the "
+        "predictions are made"
+    )
+
+
+def _let_ddp_rebuild_buckets(training: Training, profile: LayerProfile) -> str:
+    """Train a model under DDP until DDP has rebuilt its buckets.
+
+    The model is wrapped in a DDP of one process if no DDP wraps it yet. ``profile`` is the
+    profile of its layers.
+
+    Returns
+    -------
+    str
+        Why DDP cannot rebuild the buckets of this model, or "" if it has.
+    """
+    # Only tensors that get a gradient are in a profile.
+    if len(training.trained()) > len(profile.tensor):
+        return (
+            "some parameters get no gradient, so that DDP needs "
             "find_unused_parameters=True and rebuilds no buckets"
         )
     try:
@@ -350,18 +384,30 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
         for _ in range(ITERATIONS_TO_REBUILD):
             training.iterate()
     except RuntimeError as error:
-        return f"not compared: DDP fails: {one_line(str(error), 200)}"
+        return f"DDP fails: {one_line(str(error), 200)}"
     # `Training.wrap` puts the model into a module that notes whether the loss calls it.
     ddp: Any = training.ddp
     if not ddp.module.called:
-        return "not compared: loss() does not call the model itself, as DDP needs"
+        return "loss() does not call the model itself, as DDP needs"
+    return ""
 
-    # A bucket holds tensors of one type, and the buckets of each type are filled on
-    # their own. So only the order within a type matters. `sorted` puts tensors of one
-    # type together, and keeps their order.
+
+def _count_at_other_places(training: Training, profile: LayerProfile) -> int:
+    """Return how many gradients have another place in DDP's order than in a profile.
+
+    A place is a position in the order in which the gradients of one type become ready. A
+    bucket holds tensors of one type, and the buckets of each type are filled on their own.
+    So the order of gradients of different types does not matter. ``training`` must be in a
+    DDP that has rebuilt its buckets.
+    """
+    trained = training.trained()
+
     def type_of(name: str) -> str:
         return str(trained[name].dtype)
 
+    # A profile has tensors in forward order. Gradients become ready in reverse order.
+    ready = profile.tensor[::-1]
+    # `sorted` puts tensors of one type together, and keeps their order.
     profiled_order = sorted(ready, key=type_of)
     ddp_order = sorted(_order_in_rebuilt_buckets(training), key=type_of)
     # Every tensor that DDP did not log counts as differing. If DDP logged none, `zip`
@@ -370,16 +416,7 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     for profiled, logged_by_ddp in zip(profiled_order, ddp_order, strict=False):
         if profiled != logged_by_ddp:
             n_differing += 1
-    if n_differing:
-        return (
-            f"{n_differing} of {len(profiled_order)} gradients become ready under DDP at "
-            "another place in the order than in the layer profile, from which the predictions "
-            "are made"
-        )
-    return (
-        "gradients become ready under DDP in the order of the layer profile, from which the "
-        "predictions are made"
-    )
+    return n_differing
 
 
 def _order_in_rebuilt_buckets(training: Training) -> list[str]:
@@ -765,16 +802,17 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
         # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
         MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
     )
-    if needed_s > settings.measure_s:
-        iteration = f"an iteration takes {format_seconds(iteration_s)}"
-        message = f"a message of all gradients {format_seconds(message_s)}"
-        minutes = settings.measure_s / 60
-        # Rounded up to a tenth of a minute, which is 6 s.
-        needed_minutes = math.ceil(needed_s / 6) / 10
-        raise UserError(
-            f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
-            f"give --minutes {needed_minutes:g} or more"
-        )
+    if needed_s <= settings.measure_s:
+        return
+    iteration = f"an iteration takes {format_seconds(iteration_s)}"
+    message = f"a message of all gradients {format_seconds(message_s)}"
+    minutes = settings.measure_s / 60
+    # Rounded up to a tenth of a minute, which is 6 s.
+    needed_minutes = math.ceil(needed_s / 6) / 10
+    raise UserError(
+        f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
+        f"give --minutes {needed_minutes:g} or more"
+    )
 
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:
@@ -888,7 +926,7 @@ def trial(
     mapping of str to DataFrame
         Table ``trials``: seconds of each iteration, of the slowest rank.
     """
-    begun_s = time.monotonic()
+    ends_s = time.monotonic() + max_s
     # If nothing can be tried now, an earlier trial must not be taken for the one of
     # this call.
     _remove_trials(me)
@@ -907,47 +945,82 @@ def trial(
         "(--confirm-minutes)"
     )
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
-    retries = Retries.on(me.device.type)
     # The median iteration of each round so far, by plan.
     medians_s: dict[str, list[float]] = {plan: [] for plan in ddp_by_plan}
-    repeat = 0
-    while repeat < LOOKS[-1]:
+    rounds = _undisturbed_rounds(me, training, ddp_by_plan, count, ends_s)
+    for repeat, seconds in enumerate(rounds):
+        # The table calls a plan a policy.
+        rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
+        yield {"trials": rows}
+        for plan, iterations_s in seconds.items():
+            medians_s[plan].append(float(np.median(iterations_s)))
+        n_rounds = repeat + 1
+        # All ranks have the same times, those of the slowest rank, and decide alike.
+        if n_rounds in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
+            me.say(
+                f"the trial ends after {n_rounds} rounds, because further rounds could "
+                "hardly change the advice"
+            )
+            return
+
+
+def _undisturbed_rounds(
+    me: Rank,
+    training: Training,
+    ddp_by_plan: Mapping[str, DistributedDataParallel],
+    count: int,
+    ends_s: float,
+) -> Iterator[dict[str, Floats]]:
+    """Train under each plan in turn, and yield the seconds of each round's iterations.
+
+    There are at most as many rounds as the last number in `LOOKS`. No round starts after
+    ``ends_s``, a time of `time.monotonic`, once there are as many as the first number in
+    `LOOKS`. A round that other programs disturb is run again and not yielded.
+
+    Parameters
+    ----------
+    me : Rank
+        This rank.
+    training : Training
+        The model in training.
+    ddp_by_plan : mapping of str to DistributedDataParallel
+        The training in DDP with the buckets of each plan.
+    count : int
+        How many iterations a round has under each plan.
+    ends_s : float
+        When the time of the trial is over.
+
+    Yields
+    ------
+    dict of str to ndarray, shape (count,)
+        Seconds of each iteration of a round, of the slowest rank, by plan.
+    """
+    retries = Retries.on(me.device.type)
+    n_rounds = 0
+    while n_rounds < LOOKS[-1]:
         # Each round needs all ranks, and their clocks differ. So they decide together: the
         # trial goes on only while every rank has time.
-        in_time = time.monotonic() - begun_s < max_s
-        if repeat >= LOOKS[0] and not peers.agree_all(in_time):
+        in_time = time.monotonic() < ends_s
+        if n_rounds >= LOOKS[0] and not peers.agree_all(in_time):
             me.say(
-                f"the trial ends after {repeat} rounds, because the time of "
+                f"the trial ends after {n_rounds} rounds, because the time of "
                 "--confirm-minutes is over"
             )
             return
         watch = Watch(me.rank)  # notes how busy the machine is during the round
         # Every other round is in reverse order, so that drift within rounds cancels.
         order = [*ddp_by_plan]
-        if repeat % 2:
+        if n_rounds % 2:
             order.reverse()
         seconds = _train_in_turn(training, ddp_by_plan, order, count)
         # `again` pauses if the round was disturbed, and the round is then repeated.
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
+        n_rounds += 1
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
-        left_s = max_s - (time.monotonic() - begun_s)
-        me.say(
-            f"round {repeat + 1}: {iterations}; {_time_left_for_rounds(repeat + 1, left_s)}"
-        )
-        # The table calls a plan a policy.
-        rows = clock.rows_by("policy", seconds, {**labels, "repeat": repeat})
-        yield {"trials": rows}
-        repeat += 1
-        for plan, iterations_s in seconds.items():
-            medians_s[plan].append(float(np.median(iterations_s)))
-        # All ranks have the same times, those of the slowest rank, and decide alike.
-        if repeat in LOOKS and is_decided(measured_gain(medians_s, candidates[0])):
-            me.say(
-                f"the trial ends after {repeat} rounds, because further rounds could "
-                "hardly change the advice"
-            )
-            return
+        time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
+        me.say(f"round {n_rounds}: {iterations}; {time_left}")
+        yield seconds
 
 
 def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:

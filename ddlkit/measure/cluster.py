@@ -69,13 +69,14 @@ def measure_collectives(
         written. All ranks raise the same error.
     """
     layout = peers.layout()
-    # The hardware and software of each rank.
+    # The hardware and software of all ranks.
     facts_of_all_ranks = shared_facts(me)
     # All ranks call `link_of`, which exchanges texts between them, also if a name is given.
     found_link = link_of(me, layout)
     # The rows of the table name the link as this rank does.
     me = replace(me, link=link or found_link)
-    default_sizes = messages.NCCL_SIZES if me.backend == "nccl" else messages.SIZES
+    on_nccl = me.backend == "nccl"
+    default_sizes = messages.NCCL_SIZES if on_nccl else messages.SIZES
     sizes = sizes or default_sizes
     path = table_path(out, "collectives", _name(me, layout))
     me.say(_in_words(me, layout, sizes))
@@ -98,23 +99,34 @@ def measure_collectives(
             budget=budget,
             # A single small message of NCCL would mostly show how exactly the GPUs begin
             # together.
-            messages_per_sample=messages.NCCL_MESSAGES if me.backend == "nccl" else 1,
+            messages_per_sample=messages.NCCL_MESSAGES if on_nccl else 1,
         )
-        # This process is a rank already. So it does its part of the job, which is not
-        # launched.
-        for tables in collectives_job.part(me, settings):
-            # The clock rates right after a measurement show whether a GPU was slowed
-            # down, for example because it was hot.
-            clocks_after = {
-                "collective": collective,
-                "bytes": [*missing_sizes],
-                "ranks": [json.loads(text) for text in _clocks_of_all(me)],
-            }
-            with peers.failing_together(me):
-                if me.rank == 0:
-                    rows = tables["collectives"]
-                    _append_rows(path, rows, facts_of_all_ranks, clocks_after)
+        _measure_and_append(me, settings, path, facts_of_all_ranks)
     return path
+
+
+def _measure_and_append(
+    me: Rank, settings: CollectivesSettings, path: Path, facts: dict[str, str]
+) -> None:
+    """Measure the one collective that ``settings`` name, and add its rows to a table.
+
+    All ranks measure, and only rank 0 writes the table ``path``. ``facts`` are the hardware
+    and software of all ranks, for the table's stamp.
+    """
+    (collective,) = settings.collectives
+    # This process is a rank already. So it does its part of the job, which is not
+    # launched.
+    for tables in collectives_job.part(me, settings):
+        # The clock rates right after a measurement show whether a GPU was slowed
+        # down, for example because it was hot.
+        clocks_after = {
+            "collective": collective,
+            "bytes": [*settings.sizes],
+            "ranks": [json.loads(text) for text in _clocks_of_all(me)],
+        }
+        with peers.failing_together(me):
+            if me.rank == 0:
+                _append_rows(path, tables["collectives"], facts, clocks_after)
 
 
 def _append_rows(

@@ -192,13 +192,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
         If an element of a result is wrong on any rank, and if ranks are to start apart
         with NCCL. All ranks raise the same error.
     """
-    if settings.apart_s and me.backend == "nccl":
-        # The GPUs meet in a message of their own before each sample, so they start
-        # together whenever their ranks start.
-        raise UserError(
-            f"apart {settings.apart_s:g} s: GPUs start together with NCCL: leave apart "
-            "out, or measure gloo"
-        )
+    _refuse_apart_with_nccl(me, settings)
     columns_of_all_rows = _columns_of_all_rows(me, settings)
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
@@ -225,10 +219,24 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             }
             rows = sample_rows(labels, spread.slowest_s)
             frames.append(rows.assign(fastest_s=spread.fastest_s))
+            # A line of progress for the user.
             median = format_seconds(float(np.median(spread.slowest_s)))
             message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
             me.say(f"{message}: {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
+
+
+def _refuse_apart_with_nccl(me: Rank, settings: CollectivesSettings) -> None:
+    """Raise UserError if ranks are to start apart with NCCL.
+
+    The GPUs meet in a message of their own before each sample, so they start together
+    whenever their ranks start.
+    """
+    if settings.apart_s and me.backend == "nccl":
+        raise UserError(
+            f"apart {settings.apart_s:g} s: GPUs start together with NCCL: leave apart "
+            "out, or measure gloo"
+        )
 
 
 def _columns_of_all_rows(me: Rank, settings: CollectivesSettings) -> dict[str, Any]:
@@ -351,13 +359,38 @@ def _measure_undisturbed(
 def _measure(
     me: Rank, checked: CheckedCollective, settings: CollectivesSettings
 ) -> _Spread:
-    """Time a collective, and return the mean seconds of a message in each sample.
+    """Time a collective, check its results, and return the mean seconds of a message.
 
-    In a sample each rank posts one message for each buffer of ``checked``. Each rank
-    starts ``settings.apart_s`` later than the rank before it, and times count from the
-    last start. With NCCL ``apart_s`` is 0, because `collectives_job` refuses anything
-    else. The results that the last sample leaves in the buffers are checked, and
-    UserError is raised on all ranks if one is wrong.
+    ``checked`` has a buffer for each message of a sample. Times count from the start of
+    the last rank, because ranks may start ``settings.apart_s`` apart. UserError is raised
+    on all ranks if a result is wrong.
+    """
+    seconds = _time_samples(me, checked, settings)
+    # The buffers still hold the results of the last sample.
+    _refuse_wrong_results(checked)
+    # The rank with the largest number starts last, and no collective can end before all
+    # ranks have started. What an earlier rank waited for the last start does not count.
+    # With NCCL all start together, and this time is 0.
+    started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
+    messages_per_sample = len(checked.buffers)
+    own_s = (seconds - started_before_last_s) / messages_per_sample
+    seconds_of_ranks = peers.everyones(own_s)  # shape (ranks, samples)
+    slowest_s = seconds_of_ranks.max(axis=0)
+    fastest_s = seconds_of_ranks.min(axis=0)
+    # A rank that starts later than it should has waited less than what is subtracted.
+    # Its time may come out below zero, and 0 takes its place. The time of the slowest rank
+    # cannot, because nothing is subtracted on the rank that starts last.
+    return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
+
+
+def _time_samples(
+    me: Rank, checked: CheckedCollective, settings: CollectivesSettings
+) -> Floats:
+    """Return the seconds of each sample on this rank, from its own start.
+
+    In a sample each rank posts one message for each buffer of ``checked``, and waits for
+    all of them. Each rank starts ``settings.apart_s`` later than the rank before it. With
+    NCCL ``apart_s`` is 0, because `collectives_job` refuses anything else.
     """
     synchronize = synchronizer(me.device)
 
@@ -382,35 +415,26 @@ def _measure(
         meeting = torch.zeros(1, device=me.device)
         meet = partial(dist.all_reduce, meeting)
         action = timed(checked.run, me.device, before=meet)
-
-    # Seconds of all messages of a sample on this rank, shape (samples,).
-    seconds = measure(
+    return measure(
         action,
         settings.budget,
         synchronize=synchronize,
         setup=reset_and_meet,
         agree=peers.agree_all,
     )
+
+
+def _refuse_wrong_results(checked: CheckedCollective) -> None:
+    """Raise UserError on all ranks if a result is wrong on any rank.
+
+    The error names the rank with the most wrong elements.
+    """
     # A rank that left alone after a wrong result would let all others wait for it. So all
     # ranks exchange their numbers of wrong elements: shape (ranks,).
     n_wrong_on_ranks = peers.everyones([checked.n_wrong()])[:, 0]
     if n_wrong_on_ranks.any():
-        # The error names the rank with the most wrong elements.
         rank = int(n_wrong_on_ranks.argmax())
         raise checked.error(int(n_wrong_on_ranks[rank]), f" on rank {rank}")
-    # The rank with the largest number starts last, and no collective can end before all
-    # ranks have started. What an earlier rank waited for the last start does not count.
-    # With NCCL all start together, and this time is 0.
-    started_before_last_s = (me.world_size - 1 - me.rank) * settings.apart_s
-    messages_per_sample = len(checked.buffers)
-    own_s = (seconds - started_before_last_s) / messages_per_sample
-    seconds_of_ranks = peers.everyones(own_s)  # shape (ranks, samples)
-    slowest_s = seconds_of_ranks.max(axis=0)
-    fastest_s = seconds_of_ranks.min(axis=0)
-    # A rank that starts later than it should has waited less than what is subtracted.
-    # Its time may come out below zero, and 0 takes its place. The time of the slowest rank
-    # cannot, because nothing is subtracted on the rank that starts last.
-    return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 
 class CheckedCollective:
@@ -446,7 +470,9 @@ class CheckedCollective:
         self.collective = collective
         self._rank = me.rank
         self._posting = POSTINGS[collective]
-        # NCCL's own benchmarks and FSDP run in place.
+        # In place, the input and the result of a message share one buffer. An all-reduce
+        # always is in place here, and NCCL's own benchmarks and FSDP run all collectives
+        # so.
         self._in_place = self._posting.in_place or me.backend == "nccl"
         # How many inputs, and how many results, of a rank make up the size of the
         # collective. For an all-gather these are (ranks, 1), because its size is that of

@@ -627,7 +627,15 @@ def check(user_model: str) -> None:
         with torch.device("meta"):
             networks.build(torchvision["name"])
         return
-    function = _function_of_user(user_model)
+    _check_function(_function_of_user(user_model), user_model)
+
+
+def _check_function(function: Callable[..., Any], user_model: str) -> None:
+    """Raise UserError if what a user's function returns certainly cannot be trained.
+
+    The function and its loss are called with fake tensors, which have shapes and no values.
+    ``user_model`` is the model as the user names it.
+    """
     # The user's file has been imported with real tensors, and may hold some, such as a
     # batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
@@ -758,6 +766,18 @@ def _imported(file: str, user_model: str) -> ModuleType:
     return module
 
 
+def _refuse_optimizer(optimizer: object, user_model: str) -> None:
+    """Raise UserError unless the third value of a user's function is an optimizer.
+
+    ``user_model`` is how the user names the function.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UserError(
+            f"{user_model}: the third value is a {type(optimizer).__name__}, but it must be "
+            "an optimizer of torch: return one optimizer for all parameters"
+        )
+
+
 def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Training:
     """Return the result of a user's function as a model in training.
 
@@ -767,18 +787,13 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
     _refuse_result(result, user_model)
     # The third value, the optimizer, may be left out.
     model, users_loss, *optimizers = result
-    file, _, function = user_model.rpartition(":")
     _refuse_parameters(model, user_model)
     # A user may also return None in the place of an optimizer.
     optimizer = optimizers[0] if optimizers else None
     if optimizer is None:
         notes.append("no optimizer is given, so SGD with momentum is used")
         optimizer = _sgd(model)
-    elif not isinstance(optimizer, torch.optim.Optimizer):
-        raise UserError(
-            f"{user_model}: the third value is a {type(optimizer).__name__}, but it must be "
-            "an optimizer of torch: return one optimizer for all parameters"
-        )
+    _refuse_optimizer(optimizer, user_model)
 
     # `wraps` also copies the attributes by which `Training.compiled` recognizes a loss
     # that torch.compile has made.
@@ -787,9 +802,9 @@ def _training_from_result(result: Any, user_model: str, notes: list[str]) -> Tra
         with errors_of_user_code(user_model):
             return users_loss()
 
-    network = f"{Path(file).stem}-{function}"
+    file, _, function = user_model.rpartition(":")
     return Training(
-        network=network,
+        network=f"{Path(file).stem}-{function}",
         model=model,
         loss=loss,
         optimizer=optimizer,

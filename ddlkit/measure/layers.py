@@ -197,14 +197,9 @@ class _HookedIteration:
         event at which the last backward pass begins. ``ready`` has the tensors in the
         order in which their gradients become ready.
         """
-        # The last forward pass begins after the last event that is no start of a layer.
-        # This event is the last gradient of the backward pass before or, if there is no
-        # such pass, the start of the iteration.
-        forward_begin = max(
-            k for k in range(backward_begin) if self._events[k][0] != _LAYER
-        )
-        # The events at which layers start. A layer whose first tensor gets no gradient has
-        # no row in a profile. Its time counts to the layer before it.
+        forward_begin = self._forward_begin(backward_begin)
+        # The numbers of the events at which layers start. A layer whose first tensor gets
+        # no gradient has no row in a profile. Its time counts to the layer before it.
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
@@ -214,8 +209,9 @@ class _HookedIteration:
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
             # Layers of a compiled model are not seen. The first tensor of the model
-            # then has all of forward. It is the one whose gradient is ready last.
-            tensors = [list(ready)[-1]]
+            # then has all of forward. Its gradient is ready last.
+            *_, first_tensor = ready
+            tensors = [first_tensor]
         # The share of a layer ends where the next layer starts, and that of the last layer
         # where backward begins. What passes before the first layer counts to the first
         # layer, so the first share begins with forward and not at `starts[0]`. There is
@@ -227,6 +223,17 @@ class _HookedIteration:
         for tensor, share in zip(tensors, np.diff(boundaries), strict=True):
             layers[tensor] += float(share)
         return layers
+
+    def _forward_begin(self, backward_begin: int) -> int:
+        """Return the number of the event at which the last forward pass begins.
+
+        ``backward_begin`` is the number of the event at which the last backward pass
+        begins. The forward pass begins at the last event before that is no start of a
+        layer. This event is the last gradient of an earlier backward pass or, if there is
+        no such pass, the start of the iteration.
+        """
+        event_numbers = range(backward_begin)
+        return max(k for k in event_numbers if self._events[k][0] != _LAYER)
 
 
 @dataclass(frozen=True)
@@ -512,11 +519,9 @@ def profile_training(
         "update": phases[:, 2],
     }
     if training.device.type == "cuda":
-        on_gpu = {"issue": measured.issue_s}
+        quantities["issue"] = slowest(measured.issue_s)
         if as_graph and not me:
-            on_gpu |= _graph(training)  # adds the quantity ``graph_iteration``, if any
-        for name, seconds in on_gpu.items():
-            quantities[name] = slowest(seconds)
+            quantities |= _graph(training)  # adds ``graph_iteration``, if any
     labels = {
         "network": training.network,
         "device": training.device.type,

@@ -296,6 +296,23 @@ def _own_link(here: Here) -> str:
 # -- layers ----------------------------------------------------------------------------
 
 
+def _refuse_wrong_layers(
+    networks: Networks, precisions: Sequence[str], ranks: Sequence[int]
+) -> None:
+    """Raise UserError if no layers can be measured by these arguments of `layers`.
+
+    A wrong argument is refused before anything is measured.
+    """
+    # Tables of ranks are named by the number of ranks, and not by the precision.
+    if ranks and len(precisions) > 1:
+        raise UserError(
+            "layers: leave out either the precisions or the numbers of ranks, because several "
+            "ranks compute in fp32"
+        )
+    for name, _ in networks:
+        networks_by_name.find(name)  # refuses an unknown name
+
+
 def layers(
     here: Here,
     networks: Networks,
@@ -334,15 +351,7 @@ def layers(
     UserError
         If a network is unknown, or if there are several precisions and numbers of ranks.
     """
-    # Tables of ranks are named by the number of ranks, and not by the precision.
-    if ranks and len(precisions) > 1:
-        raise UserError(
-            "layers: leave out either the precisions or the numbers of ranks, because several "
-            "ranks compute in fp32"
-        )
-    # An unknown name is refused here, before anything is measured.
-    for name, _ in networks:
-        networks_by_name.find(name)
+    _refuse_wrong_layers(networks, precisions, ranks)
     # 0 stands for a network that is measured alone, because no number of ranks is
     # given. Its tables are named by the precision. Others are named by the number of
     # ranks.
@@ -353,10 +362,10 @@ def layers(
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
             members = Ranks.of(count, here.device)
-            job = layer_times.layers_job
-            # Ranks are ended after a multiple of the duration that is stated here. All
-            # of them share the cores, so they may take much longer than one rank.
-            measure = partial(members.run, job, settings, max(LAYERS_S, estimate_s))
+            # `Ranks.run` ends the ranks after a multiple of this duration. All of them
+            # share the cores, so they may take much longer than one rank.
+            expected_s = max(LAYERS_S, estimate_s)
+            measure = partial(members.run, layer_times.layers_job, settings, expected_s)
         else:
             # One rank has all cores. If no number of ranks is given, torch chooses.
             threads = machine.cores() if count else None

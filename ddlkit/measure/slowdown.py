@@ -181,15 +181,20 @@ def slowdown_rounds(
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
-    # The line of progress only shows the last round, which is still in `frame`. The median
-    # is over the sizes of messages.
-    medians = frame.groupby(["quantity", "beside"])["seconds"].median()
+    # The line of progress only shows the last round, which is still in `frame`.
+    me.say(f"{training.network}: {_backward_in_words(frame)}")
+
+
+def _backward_in_words(round_rows: pd.DataFrame) -> str:
+    """Return in words how long backward takes alone, and while messages are sent.
+
+    ``round_rows`` are the rows of table ``slowdown`` of one round. The times are medians over
+    the sizes of messages.
+    """
+    medians = round_rows.groupby(["quantity", "beside"])["seconds"].median()
     alone = format_seconds(medians["backward", NOTHING])
     with_messages = format_seconds(medians["backward", MESSAGES])
-    me.say(
-        f"{training.network}: backward {alone} alone, {with_messages} while messages "
-        "are sent"
-    )
+    return f"backward {alone} alone, {with_messages} while messages are sent"
 
 
 class _TrainingAndMessages:
@@ -230,15 +235,7 @@ class _TrainingAndMessages:
         for ddp in self.ddp.values():
             # Only what DDP does besides sending is timed.
             send_nothing(ddp)
-            training.use(ddp)
-            for _ in range(WARMUP):
-                training.iterate()
-            # `Training.wrap` puts the model into a module that notes whether the loss
-            # calls the model.
-            module_in_ddp: Any = ddp.module
-            if not module_in_ddp.called:
-                reason = "loss() does not call the model itself, as DDP needs"
-                raise UserError(f"{training.network}: {reason}")
+            self._warm_up(ddp)
         # Seconds of an iteration without messages, the sum of its phases, of the slowest
         # rank. `slowest` takes and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
@@ -249,6 +246,22 @@ class _TrainingAndMessages:
             buffer = torch.zeros(size // 4, device=me.device)
             count = self._needed_messages(buffer, size, alone_s)
             self.messages[size] = (buffer, count)
+
+    def _warm_up(self, ddp: DistributedDataParallel) -> None:
+        """Train in a DDP until its buckets are rebuilt.
+
+        Raises UserError if the loss does not call the model itself, so that DDP sees no
+        backward pass.
+        """
+        self.training.use(ddp)
+        for _ in range(WARMUP):
+            self.training.iterate()
+        # `Training.wrap` puts the model into a module that notes whether the loss calls
+        # the model.
+        module_in_ddp: Any = ddp.module
+        if not module_in_ddp.called:
+            reason = "loss() does not call the model itself, as DDP needs"
+            raise UserError(f"{self.training.network}: {reason}")
 
     def _needed_messages(self, buffer: torch.Tensor, size: int, alone_s: float) -> int:
         """Return how many messages together take `LASTING` times as long as an iteration.

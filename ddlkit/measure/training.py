@@ -251,21 +251,24 @@ def wrap_and_rebuild(
         training.iterate(lambda: sums_at_marks.append(training.gradient_sum()))
     # The last mark of the last iteration comes after gradients are cleared. At the mark
     # before it, the backward pass has just ended, and DDP has averaged the gradients.
-    sum_after_backward = sums_at_marks[-2]
-    sums_of_ranks = everyones([sum_after_backward])  # shape (ranks, 1)
-    # All ranks have got the same average, so even its sums must be equal to the last bit.
+    _refuse_different_gradients(gradient_sum=sums_at_marks[-2])
+    return ddp, rebuilt_bytes(ddp), _rebuilt_tensor_counts(ddp)
+
+
+def _refuse_different_gradients(gradient_sum: float) -> None:
+    """Raise UserError unless all ranks hold equal, finite gradients.
+
+    ``gradient_sum`` is the sum of this rank's gradients after DDP has averaged them. All
+    ranks call this function.
+    """
+    sums_of_ranks = everyones([gradient_sum])  # shape (ranks, 1)
+    # All ranks have got the same averaged gradients, so even the sums of these must be equal
+    # to the last bit.
     differs = (sums_of_ranks != sums_of_ranks[0]).any()
     if differs or not np.isfinite(sums_of_ranks).all():
         raise UserError(
             "training: gradients are not finite and the same on all ranks: not timed"
         )
-    # DDP logs the indices of the tensors of each bucket in one text, as in "5 4 3,2 1 0".
-    # Blanks separate tensors, and commas separate buckets.
-    log: Any = ddp._get_ddp_logging_data()
-    indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
-    # The text is empty if DDP has rebuilt no buckets.
-    tensor_counts = [len(indices.split()) for indices in indices_by_bucket if indices]
-    return ddp, rebuilt_bytes(ddp), tensor_counts
 
 
 def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
@@ -286,6 +289,19 @@ def rebuilt_bytes(ddp: DistributedDataParallel) -> list[int]:
     # DDP logs all sizes in one text, separated by commas.
     sizes_text = log.get("rebuilt_bucket_sizes", "").replace(",", " ")
     return [int(size) for size in sizes_text.split()]
+
+
+def _rebuilt_tensor_counts(ddp: DistributedDataParallel) -> list[int]:
+    """Return how many tensors each bucket that DDP has rebuilt holds.
+
+    The list is empty if DDP has rebuilt no buckets.
+    """
+    # DDP logs the indices of the tensors of each bucket in one text, as in "5 4 3,2 1 0".
+    # Blanks separate tensors, and commas separate buckets.
+    log: Any = ddp._get_ddp_logging_data()
+    indices_by_bucket = log.get("rebuilt_per_bucket_param_indices", "").split(",")
+    # The text is empty if DDP has rebuilt no buckets.
+    return [len(indices.split()) for indices in indices_by_bucket if indices]
 
 
 def other_than_predicted(training: Training, profile: LayerProfile) -> list[str]:
@@ -389,22 +405,29 @@ class _PlannedTraining:
         )
         # Waits for what was given to a GPU. On a processor it does nothing.
         self.synchronize = clock.synchronizer(me.device)
+        self.case = self._case(tensor_counts)
+
+    def _case(self, tensor_counts: Sequence[int]) -> Case:
+        """Return what is measured, as rows of table ``runs`` name it.
+
+        ``tensor_counts`` is how many tensors each bucket holds that DDP made.
+        """
         # The case describes a plan by the number of tensors up to the end of each bucket,
         # which is the cumulative sum of the numbers of tensors in buckets.
         ends = np.cumsum(tensor_counts)
-        self.case = Case(
+        return Case(
             kind="training",
-            network=settings.network,
-            device=me.device.type,
-            batch=settings.batch,
-            workers=me.world_size,
-            link=me.link,
-            link_bits_per_s=me.link_bits_per_s,
+            network=self.settings.network,
+            device=self.me.device.type,
+            batch=self.settings.batch,
+            workers=self.me.world_size,
+            link=self.me.link,
+            link_bits_per_s=self.me.link_bits_per_s,
             collective="all_reduce",
-            plan=plan,
+            plan=self.plan,
             ends=";".join(str(int(end)) for end in ends),
-            profile_sha256=settings.profile_sha256,
-            accumulate=settings.accumulate,
+            profile_sha256=self.settings.profile_sha256,
+            accumulate=self.settings.accumulate,
         )
 
     def measure(self, repeat: int) -> dict[str, pd.DataFrame]:
@@ -414,9 +437,9 @@ class _PlannedTraining:
         ``timeline``. If DDP made other buckets than the plan asks for, the first round
         has no table ``runs``, by which the caller knows that the plan is to be left out.
         """
-        # Seconds of each iteration, the median iteration without exchange, and how busy the
-        # machine was.
-        seconds, compute_s, used = self._measure_undisturbed()
+        # Seconds of each iteration, the median iteration without exchange between ranks, and
+        # how busy the machine was.
+        seconds, compute_s, usage = self._measure_undisturbed()
         tables = {}
         if repeat == 0:
             tables["buckets"] = self._bucket_table()
@@ -428,7 +451,22 @@ class _PlannedTraining:
                 )
                 self.me.say(f"plan {self.plan} is not measured: {asked_and_made}")
                 return tables
-        tables["runs"] = pd.DataFrame(
+        tables["runs"] = self._rows_of_round(repeat, seconds, compute_s, usage)
+        round_name = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
+        iteration = format_seconds(float(np.median(seconds)))
+        alone = format_seconds(compute_s)
+        self.me.say(f"{round_name}: {iteration} an iteration, compute alone {alone}")
+        return tables
+
+    def _rows_of_round(
+        self, repeat: int, seconds: Floats, compute_s: float, usage: Usage
+    ) -> pd.DataFrame:
+        """Return the rows of table ``runs`` for round number ``repeat``, one per iteration.
+
+        ``seconds`` are those of each iteration. ``compute_s`` is the median iteration in
+        which ranks exchange nothing, and ``usage`` says how busy the machine was.
+        """
+        return pd.DataFrame(
             {
                 **asdict(self.case),
                 "case": self.case.key,
@@ -438,19 +476,14 @@ class _PlannedTraining:
                 "iteration_s": seconds,
                 "compute_s": compute_s,
                 "exposed_communication_s": seconds - compute_s,
-                "processor_load": used.busy,
+                "processor_load": usage.busy,
                 # Whether the processor, and not the link, may have set the pace.
-                "processor_limited": used.limited,
-                "stolen": used.stolen,
-                "others": used.others,
-                "disturbed": used.disturbed,
+                "processor_limited": usage.limited,
+                "stolen": usage.stolen,
+                "others": usage.others,
+                "disturbed": usage.disturbed,
             }
         )
-        round_name = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
-        iteration = format_seconds(float(np.median(seconds)))
-        alone = format_seconds(compute_s)
-        self.me.say(f"{round_name}: {iteration} an iteration, compute alone {alone}")
-        return tables
 
     def _bucket_table(self) -> pd.DataFrame:
         """Return a row for each bucket that was asked for and for each that DDP made.

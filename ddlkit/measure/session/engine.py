@@ -21,7 +21,7 @@ import sys
 import tarfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -118,13 +118,9 @@ def run_session(
     with store.lock(out / ".lock"):
         # An earlier session may have died while it wrote a table.
         files.remove_unfinished(out)
-        # A sentence that says which GPU others use. It is empty if they use none.
-        in_use = vitals.gpu_in_use() if gpu else ""
-        if in_use and not ignore_load:
-            raise UserError(
-                f"nothing is measured: {in_use}; wait, choose another GPU, or measure "
-                "all the same with --ignore-load"
-            )
+        # Which GPU others use, in words. The text is empty if they use none, and if no GPU
+        # is measured.
+        in_use = _gpu_in_use(ignore_load) if gpu else ""
         # Isolated points of a session that does not measure the GPU see no GPU, so the
         # machine has the name of its processor.
         name = machine.name("cpu" if isolate and not gpu else "")
@@ -149,6 +145,20 @@ def run_session(
                 for directory in with_tables(out):
                     tables.pack(directory)
     return out
+
+
+def _gpu_in_use(ignore_load: bool) -> str:
+    """Return in words which GPU others use, or "" if they use none.
+
+    Raises UserError if they use one, unless ``ignore_load`` says that this is no obstacle.
+    """
+    in_use = vitals.gpu_in_use()
+    if in_use and not ignore_load:
+        raise UserError(
+            f"nothing is measured: {in_use}; wait, choose another GPU, or measure "
+            "all the same with --ignore-load"
+        )
+    return in_use
 
 
 def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
@@ -393,22 +403,26 @@ class _Session:
         self.pack_if_due()
         if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        n_with_tables = sum(
-            other.outcome in HAVE_TABLES for other in self.rows.values()
-        )
-        # How many of all points have tables, as in "3/12".
-        progress = f"{n_with_tables}/{len(self.rows)}"
-        left_s = self.deadline_s - time.monotonic()
-        # Without a budget, `left_s` is infinite. It is negative if the point ran beyond the
-        # budget.
-        if math.isfinite(left_s):
-            progress += f", {format_seconds(max(0.0, left_s))} of the budget left"
-        line = f"[{progress}] {row.key}: {row.outcome}"
+        line = f"[{self._progress()}] {row.key}: {row.outcome}"
         if row.seconds:
             line += f" in {format_seconds(row.seconds)}"
         if row.reason:
             line += f": {row.reason}"
         say(line)
+
+    def _progress(self) -> str:
+        """Return how many of all points have tables, as in "3/12", and the time left.
+
+        Without a budget the time is left out.
+        """
+        n_with_tables = sum(row.outcome in HAVE_TABLES for row in self.rows.values())
+        progress = f"{n_with_tables}/{len(self.rows)}"
+        left_s = self.deadline_s - time.monotonic()
+        # Without a budget, `left_s` is infinite. It is negative if a point ran beyond the
+        # budget.
+        if math.isfinite(left_s):
+            progress += f", {format_seconds(max(0.0, left_s))} of the budget left"
+        return progress
 
     def _save(self) -> None:
         """Save the table of outcomes and the vitals, if the session is isolated.
@@ -864,6 +878,20 @@ def pack_into(out: Path, file: Path) -> None:
     files.atomic_write(file, packed.getvalue())
 
 
+def _refuse_other_recordings(members: Iterable[Path], out: Path, file: Path) -> None:
+    """Raise UserError if an archive has files of another recording than ``out``.
+
+    ``members`` are the paths of the files in the archive, and ``file`` is the archive. Each
+    path begins with the name of a recording's directory.
+    """
+    other_recordings = {path.parts[0] for path in members} - {out.name}
+    if other_recordings:
+        names = ", ".join(sorted(other_recordings))
+        raise UserError(
+            f"{file} holds a recording of {names}, not of {out.name}: name another file"
+        )
+
+
 def restore(out: Path, file: Path) -> None:
     """Unpack an archive into a directory that has neither tables nor stamps.
 
@@ -887,14 +915,7 @@ def restore(out: Path, file: Path) -> None:
     try:
         with tarfile.open(file, "r:gz") as archive:
             members = [Path(name) for name in archive.getnames()]
-            # The paths in an archive begin with the name of the recording's directory.
-            other_recordings = {path.parts[0] for path in members} - {out.name}
-            if other_recordings:
-                names = ", ".join(sorted(other_recordings))
-                raise UserError(
-                    f"{file} holds a recording of {names}, not of {out.name}: "
-                    "name another file"
-                )
+            _refuse_other_recordings(members, out, file)
             if not _tables_and_stamps(out):
                 # The paths of the members begin with the name of `out`, so they are
                 # unpacked into the folder above. The filter refuses members that would
