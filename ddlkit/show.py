@@ -640,39 +640,48 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     result : Scaling
         How the training scales.
     """
-    curves = scaling_curves(result)
-    style = look("model")
-    ax.fill_between(
-        curves["gpus"],
-        curves["lower"],
-        curves["upper"],
-        color=style.color,
-        alpha=0.18,
-        linewidth=0,
-        label=f"nominal {result.interval_level:.0%} interval",
-    )
-    ax.plot(curves["gpus"], curves["predicted"], color=style.color, label="predicted")
-    rivals = (
-        ("log2", ":", "loss grows as log2"),
-        ("linear", "--", "loss grows linearly"),
-    )
-    for law, line, label in rivals:
-        ax.plot(
-            curves["gpus"], curves[law], color=SOFT, linestyle=line, lw=0.8, label=label
-        )
+    _draw_scaling_curves(ax, result)
     _draw_messages_alone(ax, result)
     # Counts that are predicted and not interpolated lie on the line, and get no points.
     measured = [count for count in result.counts if count.measured]
     interpolated = [count for count in result.counts if count.interpolated]
     _draw_counts(ax, measured, replace(look("measured"), hollow=False))
     if interpolated:
-        _draw_counts(ax, interpolated, replace(style, label="interpolated"))
+        _draw_counts(ax, interpolated, replace(look("model"), label="interpolated"))
     set_log(ax, "x")
     # A scaling factor may exceed 1 because jobs scatter.
     highest = max([1.0, *(count.scaling_factor for count in result.counts)])
     # A little room keeps the highest point away from the edge.
     ax.set(xlabel="GPUs", ylabel="scaling factor", ylim=(0, highest + 0.08))
     ax.legend(loc="lower left")
+
+
+def _draw_scaling_curves(ax: Axes, result: Scaling) -> None:
+    """Draw scaling factors by the number of GPUs, as three laws predict them.
+
+    The law of the prediction has a line and an interval. Each of the other two laws has a
+    thin line.
+    """
+    curves = scaling_curves(result)
+    gpus = curves["gpus"]
+    color = look("model").color
+    ax.fill_between(
+        gpus,
+        curves["lower"],
+        curves["upper"],
+        color=color,
+        alpha=0.18,
+        linewidth=0,
+        label=f"nominal {result.interval_level:.0%} interval",
+    )
+    ax.plot(gpus, curves["predicted"], color=color, label="predicted")
+    # The loss is the time by which a step is longer than on the smallest measured count.
+    rivals = (
+        ("log2", ":", "loss grows as log2"),
+        ("linear", "--", "loss grows linearly"),
+    )
+    for law, line, label in rivals:
+        ax.plot(gpus, curves[law], color=SOFT, linestyle=line, lw=0.8, label=label)
 
 
 def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
@@ -740,6 +749,10 @@ def gantt(
     of_rank_0 = {
         name: spans.select(spans.rank == 0) for name, spans in timelines.items()
     }
+    if exposed_s is None:
+        exposed_s = {
+            name: spans.exposed_communication_s() for name, spans in of_rank_0.items()
+        }
     longest_s = max(spans.duration_s for spans in of_rank_0.values())
     scale, unit = time_unit(longest_s)
     # A single Axes becomes an array of one.
@@ -750,10 +763,7 @@ def gantt(
         # bar is not cut off.
         ax.set_xlim(0, longest_s * scale * 1.005)
         total = spans.duration_s * scale
-        if exposed_s is None:
-            exposed = spans.exposed_communication_s() * scale
-        else:
-            exposed = exposed_s[name] * scale
+        exposed = exposed_s[name] * scale
         text = f"{total:.3g} {unit}, exposed communication {exposed:.3g} {unit}"
         # The heading stands at the left, by the theme. This second title stands at the right.
         ax.set_title(text, loc="right", fontweight="normal", fontsize=7.5, color=SOFT)
@@ -880,12 +890,7 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
         # The text of the advice counts the time by which messages slow compute down as
         # exposed communication. The drawing has to say the same.
         exposed_s[name] = option.iteration.prediction.exposed_communication_s
-    # An option with another bucket cap than the default has a name such as "ddp:10MB".
-    capped = [
-        option
-        for option in advice.options.values()
-        if option.name.startswith(f"{DEFAULT}:")
-    ]
+    capped = _options_with_other_caps(advice)
     figure = Figure(figsize=(WIDTH, 6.0))
     n_timelines = len(compared)
     # One more panel, below the timelines, has the gains by cap.
@@ -895,6 +900,17 @@ def advice_figure(advice: Advice, name_of_best: str = "") -> Figure:
     if capped:
         _draw_gains_by_cap(axes[-1], advice, capped)
     return figure
+
+
+def _options_with_other_caps(advice: Advice) -> list[Any]:
+    """Return the options of an advice that differ from the default in the bucket cap alone.
+
+    Such an option has a name that begins with the default's and ends in the cap, as in
+    "ddp:10MB".
+    """
+    prefix = f"{DEFAULT}:"
+    options = advice.options.values()
+    return [option for option in options if option.name.startswith(prefix)]
 
 
 def _draw_gains_by_cap(ax: Axes, advice: Advice, capped: Sequence[Any]) -> None:

@@ -48,7 +48,7 @@ from ddlkit.core.errors import UserError, one_line
 from ddlkit.store.files import atomic_write_text, scratch
 
 if TYPE_CHECKING:
-    from ddlkit.jobs.rank import Job, S
+    from ddlkit.jobs.rank import Job, Rank, S
 
 LOCALHOST = "127.0.0.1"
 CONFIG = "config.json"
@@ -781,22 +781,25 @@ def status_of(argv: Sequence[str]) -> int:
         print(f"{jobs.ERROR}{error}", file=sys.stderr)
         return jobs.MISTAKE
     except Exception as error:
-        # The launcher imports this module, too, and needs no torch, which loads slowly.
-        from torch.distributed import DistError
-
         traceback.print_exc()
         # The launcher shows the last line of the log. The messages of CUDA and NCCL
         # have several lines, of which the last one explains nothing. So the error is
         # printed again in one line.
         print(f"{type(error).__name__}: {one_line(str(error))}", file=sys.stderr)
-        # If another rank is gone, NCCL and the store by which ranks meet raise these
-        # exceptions. gloo raises a RuntimeError that names a source file of gloo.
-        if isinstance(error, DistError | ConnectionError):
-            return jobs.LOST_PEER
-        if "gloo/transport" in str(error):
-            return jobs.LOST_PEER
-        return 1
+        return jobs.LOST_PEER if _says_peer_is_gone(error) else 1
     return 0
+
+
+def _says_peer_is_gone(error: Exception) -> bool:
+    """Return whether a rank failed with this error because another rank was gone."""
+    # The launcher imports this module, too, and needs no torch, which loads slowly.
+    from torch.distributed import DistError
+
+    # NCCL and the store by which ranks meet raise these exceptions.
+    if isinstance(error, DistError | ConnectionError):
+        return True
+    # gloo raises a RuntimeError that names a source file of gloo.
+    return "gloo/transport" in str(error)
 
 
 def _do_job(name: str, path: Path) -> None:
@@ -806,7 +809,6 @@ def _do_job(name: str, path: Path) -> None:
     Raises UserError after a mistake of the user. If torchrun or Slurm started the ranks on
     machines that differ, it is raised before anything is measured.
     """
-    from ddlkit.jobs.machines import shared_facts
     from ddlkit.jobs.rank import OF_RANK, Rank
 
     config = _read_config(path)
@@ -819,14 +821,25 @@ def _do_job(name: str, path: Path) -> None:
     # The launcher knows more of the rank than its environment says, such as the link.
     fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     me = replace(joined, out=Path(config["out"]), **fields_of_rank)
+    _record_facts(me)
+    job.run(me, settings)
+    me.leave()
+
+
+def _record_facts(me: Rank) -> None:
+    """Record next to the tables of a job on what their times depend.
+
+    All ranks call this function, and rank 0 writes the file. If torchrun or Slurm started
+    the ranks, they compare their machines, and all raise UserError if these differ.
+    """
+    from ddlkit.jobs.machines import shared_facts
+
     # Ranks that `launch` starts have `PARENT`, and are all on this machine. Those that
     # torchrun or Slurm started may be on several, and the stamp of a table can only
     # describe one kind of machine.
     started_by_others = jobs.PARENT not in os.environ
     machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:
-        # The times in the tables depend on these facts, so a file next to the tables
-        # records them.
         facts = {
             **machine_facts,
             "device": str(me.device),
@@ -834,8 +847,6 @@ def _do_job(name: str, path: Path) -> None:
             "torch_threads": str(me.torch_threads),
         }
         atomic_write_text(me.out / "job.json", json.dumps(facts))
-    job.run(me, settings)
-    me.leave()
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -552,6 +552,21 @@ def _store(
     return _untyped_dist.TCPStore(address, port, **options)
 
 
+def _gloo_devices() -> list[Any]:
+    """Return the network interfaces that gloo uses, which gloo calls devices.
+
+    The environment variable GLOO_SOCKET_IFNAME lists their names. Without the variable,
+    gloo chooses one. torch reads the variable when it makes its built-in backend "gloo", but
+    not for the backend that `_one_thread_gloo` registers.
+    """
+    gloo = _untyped_dist.ProcessGroupGloo
+    listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    interfaces = [interface for interface in listed.split(",") if interface]
+    if not interfaces:
+        return [gloo.create_default_device()]
+    return [gloo.create_device(interface=interface) for interface in interfaces]
+
+
 def _one_thread_gloo(device: torch.device) -> str:
     """Register gloo with one thread as a backend of torch, and return its name.
 
@@ -571,14 +586,7 @@ def _one_thread_gloo(device: torch.device) -> str:
         options = gloo._Options()
         options._threads = 1
         options._timeout = group.timeout
-        # torch reads this variable when it makes its built-in backend "gloo", but not
-        # for a backend that is registered here.
-        listed = os.environ.get("GLOO_SOCKET_IFNAME", "")
-        interfaces = [interface for interface in listed.split(",") if interface]
-        # What gloo calls a device is a network interface.
-        devices = [gloo.create_device(interface=interface) for interface in interfaces]
-        # Without the variable, gloo chooses the interface.
-        options._devices = devices or [gloo.create_default_device()]
+        options._devices = _gloo_devices()
         return gloo(group.store, group.group_rank, group.group_size, options)
 
     # torch never forgets a backend, and refuses to register its name again. It keeps

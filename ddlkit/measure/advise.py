@@ -91,6 +91,7 @@ def measure_model(
         If the model cannot be loaded or trained, if ranks have different models, and
         if the ranks do not meet.
     """
+    # What a user should know of the model and its times besides the numbers.
     notes: list[str] = []
     # An empty precision leaves the settings that the user's own code has made.
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
@@ -235,16 +236,7 @@ def loaded_together(
     failure: Exception | None = None
     own_summary: list[int]
     try:
-        training = load(user_model, me.device, notes)
-        if training.compiled:
-            # The compiler breaks a model's graph where DDP has its buckets, so a
-            # compiled model is profiled inside DDP.
-            wrap_alone(training)
-        # A first forward and backward pass shows whether the model can be trained.
-        training.try_out()
-        training.accumulate = accumulate
-        if accumulate > 1:
-            training.network += f"-k{accumulate}"
+        training = _loaded_and_tried(user_model, accumulate, me, notes)
         own_summary = _summary(training)
     except Exception as error:
         # A rank that fails still takes part in the exchange below. Otherwise the others
@@ -258,6 +250,27 @@ def loaded_together(
     # A rank whose own model is good raises an error here if another rank has failed,
     # because `_NO_MODEL` differs from the summary of every model.
     _refuse_different_models(summaries, user_model)
+    return training
+
+
+def _loaded_and_tried(
+    user_model: str, accumulate: int, me: Rank, notes: list[str]
+) -> Training:
+    """Return a user's model in training on this rank, after a first iteration of it.
+
+    The arguments and the result are those of `loaded_together`. Raises an error if the
+    model cannot be loaded or trained.
+    """
+    training = load(user_model, me.device, notes)
+    if training.compiled:
+        # The compiler breaks a model's graph where DDP has its buckets, so a
+        # compiled model is profiled inside DDP.
+        wrap_alone(training)
+    # A first forward and backward pass shows whether the model can be trained.
+    training.try_out()
+    training.accumulate = accumulate
+    if accumulate > 1:
+        training.network += f"-k{accumulate}"
     return training
 
 

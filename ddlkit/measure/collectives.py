@@ -490,17 +490,26 @@ class CheckedCollective:
         self.mine = vector.roll(me.rank * _ROTATION)
         # The right result of this rank.
         self.expected = self._posting.result(inputs, me)
-        # A row holds the result of one message. `_initial` is a row before the collective.
+        # A row for each of the messages that are posted at once. `reset` fills each of the
+        # rows with `_initial`.
+        self._initial = self._row_before(elements)
+        self.buffers = self.mine.new_empty((count, len(self._initial)))
+
+    def _row_before(self, elements: int) -> torch.Tensor:
+        """Return a row of the buffers as it is before the collective.
+
+        A row holds the result of one message. ``elements`` is the size of the collective,
+        which is the length of a row in place.
+        """
+        row_elements = elements if self._in_place else self.expected.numel()
         # An element that the collective does not write must not look right. So all of a
         # row but the input is NaN before.
-        row_elements = elements if self._in_place else self.expected.numel()
-        self._initial = self.mine.new_full((row_elements,), float("nan"))
+        row = self.mine.new_full((row_elements,), float("nan"))
         # In place, the input lies in the row itself, next to the NaN. `_source` returns
         # this part of the row.
         if self._in_place:
-            self._source(self._initial).copy_(self.mine)
-        # A row for each of the messages that are posted at once. `reset` fills the rows.
-        self.buffers = self.mine.new_empty((count, row_elements))
+            self._source(row).copy_(self.mine)
+        return row
 
     def _source(self, row: torch.Tensor) -> torch.Tensor:
         """Return the input of a message, which is a part of the row if it is in place."""

@@ -567,9 +567,7 @@ def _profile(
         device=training.device.type,
         batch=training.batch,
         tensor=tensors,
-        # The name of a layer is that of a tensor without its last part, such as ".weight".
-        # A name of a single part stays as it is.
-        layer=tuple(tensor.rpartition(".")[0] or tensor for tensor in tensors),
+        layer=tuple(_layer_of(tensor) for tensor in tensors),
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
         forward_s=order.by_tensor(layers_s),
@@ -578,6 +576,16 @@ def _profile(
         update_s=float(update_s),
         dtype=tuple(dtype_name(parameters[tensor]) for tensor in tensors),
     )
+
+
+def _layer_of(tensor: str) -> str:
+    """Return the name of a tensor's layer, such as "fc1" for the tensor "fc1.weight".
+
+    The tensor of a model that is a single layer has a name without a dot. This name then
+    also stands for the layer.
+    """
+    layer, _, _ = tensor.rpartition(".")
+    return layer or tensor
 
 
 def layer_tables(

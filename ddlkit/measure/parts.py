@@ -457,12 +457,12 @@ def collectives(
     in_lab = bool(rate)
     # NCCL sends between GPUs. In a lab, and over the other links of `_LINKS`, gloo does.
     on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
-    # Outside of a lab nothing is measured twice, and only NCCL gets several messages at
-    # once.
+    # Outside of a lab nothing is measured twice.
     if not in_lab:
         tries = 1
-        if not on_nccl:
-            messages = 1
+    # gloo gets several messages at once only in a lab.
+    if not (in_lab or on_nccl):
+        messages = 1
     default_sizes = messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES
     sizes = sizes or default_sizes
     estimate_s = needs.COLLECTIVES.seconds(budget, len(collectives), len(sizes))

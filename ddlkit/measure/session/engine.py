@@ -373,12 +373,11 @@ class _Session:
         to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
         if to_go_s:
             say(f"{_counted(len(missing))} to do, about {to_go_s / 60:.1f} min")
-        # What failed in an earlier session may fail again, and comes last. False sorts
-        # before True, and `sorted` keeps the order of all rows with False, and of all with
-        # True.
+        # A point that failed in an earlier session may fail again, and comes last.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
-        missing = sorted(missing, key=lambda row: row.key in faulty)
-        return _Sections(missing, opening, closing)
+        first = [row for row in missing if row.key not in faulty]
+        last = [row for row in missing if row.key in faulty]
+        return _Sections([*first, *last], opening, closing)
 
     def _earlier_rows(self) -> dict[str, Row]:
         """Return the rows that an earlier session left, by the keys of their points."""
