@@ -489,19 +489,21 @@ def _watch(
         if died:
             raise UserError(_why_ranks_died(processes, f"job {job}"))
         if time.monotonic() > give_up_s:
-            line = _last_line(log)
-            printed = (
-                f"last line of rank 0: {line}" if line else "rank 0 printed nothing"
-            )
             raise UserError(
                 f"job {job} on {len(processes)} ranks over {place.name} was not done after "
-                f"{timeout_s:g} s and was ended ({printed}): run it again while nothing else "
-                "uses this machine"
+                f"{timeout_s:g} s and was ended ({_last_of_rank_0(log)}): run it again while "
+                "nothing else uses this machine"
             )
         time.sleep(POLL_S)
         lines_read = _show_progress(log, lines_read)
     # What rank 0 has printed since the log was last read.
     _show_progress(log, lines_read)
+
+
+def _last_of_rank_0(log: Path) -> str:
+    """Return in words what rank 0 has printed last, which is in the file ``log``."""
+    line = _last_line(log)
+    return f"last line of rank 0: {line}" if line else "rank 0 printed nothing"
 
 
 def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
@@ -733,11 +735,7 @@ def be_forked(
     # In the new environment, `PARENT` has the id of the launcher. But the parent of this
     # process is the fork server, so the fork server's id is kept.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
-    with open(log, "wb", buffering=0) as stream:
-        # The file descriptors of standard output (1) and standard error (2) are redirected,
-        # so that the log also gets what C libraries print. They stay open after the block.
-        for standard_stream in (1, 2):
-            os.dup2(stream.fileno(), standard_stream)
+    _print_into(log)
     os.environ.clear()
     os.environ.update(environment)
     if sys.platform == "linux":
@@ -755,6 +753,15 @@ def be_rank() -> NoReturn:
     """Do what a rank does in its job, which `sys.argv` names, and end this process."""
     jobs.schedule_in_batches()
     jobs.end_at_once(status_of(sys.argv[1:]))
+
+
+def _print_into(log: Path) -> None:
+    """Let this process print into a file from now on, and C libraries in it as well."""
+    with open(log, "wb", buffering=0) as stream:
+        # C libraries print to the file descriptors of standard output (1) and standard
+        # error (2), so these are redirected. They stay open after the block.
+        for standard_stream in (1, 2):
+            os.dup2(stream.fileno(), standard_stream)
 
 
 def status_of(argv: Sequence[str]) -> int:

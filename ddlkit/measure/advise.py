@@ -806,15 +806,7 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
     all_gradients = torch.zeros(n_elements, device=training.device)
     iteration_s = _median_s(training, training.iterate)
     message_s = _median_s(training, lambda: dist.all_reduce(all_gradients))
-    # Each table gets only a share of the measuring time. So the time that a table needs
-    # is divided by its share.
-    needed_s = max(
-        # Table ``slowdown`` times whole iterations. So does table ``layers``, but it
-        # needs fewer of them.
-        MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN,
-        # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
-        MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN),
-    )
+    needed_s = _least_measure_s(iteration_s, message_s)
     if needed_s <= settings.measure_s:
         return
     iteration = f"an iteration takes {format_seconds(iteration_s)}"
@@ -826,6 +818,21 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
         f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
         f"give --minutes {needed_minutes:g} or more"
     )
+
+
+def _least_measure_s(iteration_s: float, message_s: float) -> float:
+    """Return the least seconds for measuring all tables.
+
+    ``iteration_s`` is how long an iteration takes, and ``message_s`` is how long a message
+    of all gradients takes. Each table gets only a share of the seconds for measuring, so the
+    time that a table needs is divided by its share.
+    """
+    # Table ``slowdown`` times whole iterations. So does table ``layers``, but it needs
+    # fewer of them.
+    for_iterations_s = MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN
+    # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
+    for_messages_s = MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN)
+    return max(for_iterations_s, for_messages_s)
 
 
 def _median_s(training: Training, action: Callable[[], object]) -> float:

@@ -213,12 +213,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
                 "messages_per_sample": count,
                 "bytes": size,
                 **columns_of_all_rows,
-                "stolen": usage.stolen,
-                "late": usage.late,
-                "others": usage.others,
             }
-            rows = sample_rows(labels, spread.slowest_s)
-            frames.append(rows.assign(fastest_s=spread.fastest_s))
+            frames.append(_rows_of_samples(labels, spread, usage))
             # A line of progress for the user.
             median = format_seconds(float(np.median(spread.slowest_s)))
             message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
@@ -286,6 +282,23 @@ def whole_size(size: int, world_size: int) -> int:
     unit = _ELEMENT_BYTES * world_size
     # The negation before and after turns the rounding down of `//` into rounding up.
     return -(-size // unit) * unit
+
+
+def _rows_of_samples(
+    labels: dict[str, Any], spread: _Spread, usage: Usage
+) -> pd.DataFrame:
+    """Return a row of table ``collectives`` for each sample of one collective and size.
+
+    ``labels`` are the columns that do not depend on the measured times, ``spread`` has the
+    times, and ``usage`` says how busy the machine was.
+    """
+    columns_of_usage = {
+        "stolen": usage.stolen,
+        "late": usage.late,
+        "others": usage.others,
+    }
+    rows = sample_rows({**labels, **columns_of_usage}, spread.slowest_s)
+    return rows.assign(fastest_s=spread.fastest_s)
 
 
 def messages_at(size: int, messages_per_sample: int) -> int:

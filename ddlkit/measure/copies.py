@@ -135,6 +135,17 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     }
 
 
+def _copies_per_sample(slots: int, size: int) -> int:
+    """Return how many copies of ``size`` bytes a sample has.
+
+    ``slots`` is how many such copies a pool can hold. A sample uses no slot twice, and is
+    limited in bytes and in copies.
+    """
+    # A single copy may have more bytes than the limit.
+    most_by_bytes = max(1, _SAMPLE_BYTES // size)
+    return min(slots, _MOST_COPIES, most_by_bytes)
+
+
 def _copy_s(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
@@ -149,10 +160,7 @@ def _copy_s(
     """
     # A slot is a place in a pool that holds one copy.
     slots = source.numel() // size
-    # A sample uses no slot twice, and is limited in bytes and in copies. A single copy may
-    # have more bytes than the limit.
-    most_by_bytes = max(1, _SAMPLE_BYTES // size)
-    copies_per_sample = min(slots, _MOST_COPIES, most_by_bytes)
+    copies_per_sample = _copies_per_sample(slots, size)
     # After the last slot of a pool the first one is next.
     next_slots = itertools.cycle(range(slots))
     # The copies of a sample: where each goes, and where it comes from.

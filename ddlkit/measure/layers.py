@@ -506,9 +506,9 @@ def profile_training(
     # Shape (repeats, 3). The differences of the four marks of an iteration are its
     # forward, backward and update.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
-    hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     # A row for each repeat. The last column is the whole iteration. The others are spans
     # of layers and gradients.
+    hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     hooked_iterations = hooked[:, -1]
     spans = _spans_to_slowest_end(hooked[:, :-1], slowest)
     quantities = {

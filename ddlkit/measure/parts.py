@@ -296,12 +296,12 @@ def _own_link(here: Here) -> str:
 # -- layers ----------------------------------------------------------------------------
 
 
-def _refuse_wrong_layers(
+def _refuse_arguments_of_layers(
     networks: Networks, precisions: Sequence[str], ranks: Sequence[int]
 ) -> None:
-    """Raise UserError if no layers can be measured by these arguments of `layers`.
+    """Raise UserError if `layers` cannot take these arguments.
 
-    A wrong argument is refused before anything is measured.
+    ``networks`` are names and batch sizes, and ``ranks`` are numbers of ranks.
     """
     # Tables of ranks are named by the number of ranks, and not by the precision.
     if ranks and len(precisions) > 1:
@@ -351,7 +351,8 @@ def layers(
     UserError
         If a network is unknown, or if there are several precisions and numbers of ranks.
     """
-    _refuse_wrong_layers(networks, precisions, ranks)
+    # Wrong arguments are refused before anything is measured.
+    _refuse_arguments_of_layers(networks, precisions, ranks)
     # 0 stands for a network that is measured alone, because no number of ranks is
     # given. Its tables are named by the precision. Others are named by the number of
     # ranks.

@@ -502,19 +502,21 @@ class _PlannedTraining:
         The profiler slows an iteration down. All ranks profile, so all are equally
         slow.
         """
+        # The phases that have not begun yet.
         phases = iter((FORWARD, BACKWARD, UPDATE))
-        phase_block = ExitStack()
+        # Holds the open span of the phase that is under way, and `close` ends this span.
+        open_span = ExitStack()
 
         def mark() -> None:
             """End the span of the phase that ends here, and begin that of the next."""
             # The span of a phase also covers the work that the phase has given to a GPU.
             self.synchronize()
             # At the first mark no span is open, and `close` does nothing.
-            phase_block.close()
+            open_span.close()
             # At the last mark no phase is left.
             phase = next(phases, "")
             if phase:
-                phase_block.enter_context(record_function(phase))
+                open_span.enter_context(record_function(phase))
 
         # `iterate` calls `mark` at four points: the start of the iteration, before and
         # after the backward pass, and at the end.
@@ -548,13 +550,14 @@ class _PlannedTraining:
             watch = Watch(self.me.rank)  # notes how busy the machine is from now on
             # Iterations without exchange run before and after those with exchange, so that
             # drift of the machine affects both alike.
-            before = self._timed_without_exchange()
+            alone_before = self._timed_without_exchange()
             seconds = self._timed()
-            around = np.append(before, self._timed_without_exchange())
-            used = usage_of_all(watch.usage())
+            alone_after = self._timed_without_exchange()
+            usage = usage_of_all(watch.usage())
             # `again` is false if nothing disturbed the times, or if no repeat is left.
-            if not self.retries.again(used):
-                return seconds, float(np.median(around)), used
+            if not self.retries.again(usage):
+                compute_s = float(np.median(np.append(alone_before, alone_after)))
+                return seconds, compute_s, usage
 
     def _timed_without_exchange(self) -> Floats:
         """Do the same as `_timed`, but exchange no gradients between ranks."""

@@ -205,10 +205,10 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     # Seconds from the start until each point ends, in the order of the listing. With opening
     # points the session's order differs, so the number within the budget is approximate.
     ends_s = itertools.accumulate(point.estimate_s for point in missing)
-    within = sum(end_s <= budget_s for end_s in ends_s)
-    if within < len(missing):
+    n_in_budget = sum(end_s <= budget_s for end_s in ends_s)
+    if n_in_budget < len(missing):
         lines.append(
-            f"the budget of {budget_s / 60:.3g} min is enough for about {within} of "
+            f"the budget of {budget_s / 60:.3g} min is enough for about {n_in_budget} of "
             f"these {len(missing)}; the next run continues with the rest"
         )
     return "\n".join(lines)
@@ -687,27 +687,37 @@ class _IsolatedWorker:
             runs `OVERTIME_S` after the end of the session's budget.
         """
         assert self._process, "a child was started before"
-        give_up_s = time.monotonic() + allowed_s
-        overtime_ends_s = self._session.deadline_s + OVERTIME_S
         # If the pipe breaks, the child is dying, and its exit status below says how.
         with contextlib.suppress(OSError, EOFError):
             self._pipe.send(request)
-            # `poll` of the pipe waits for an answer for `POLL_S`. `poll` of the process
-            # returns None while the child runs. It is asked as well, because children of
-            # a child that has died may still hold the pipe open.
-            while not self._pipe.poll(POLL_S) and self._process.poll() is None:
-                self._session.pack_if_due()
-                if time.monotonic() > overtime_ends_s:
-                    reason = "still ran when the budget was over"
-                    raise _WorkerLost(reason, sessions.NO_TIME)
-                if time.monotonic() > give_up_s:
-                    limit = format_seconds(allowed_s)
-                    raise _WorkerLost(f"{failure} within {limit}")
+            self._wait_for_answer(self._process, allowed_s, failure)
             # The child may have answered just before it died.
             if self._pipe.poll():
                 return self._pipe.recv()
         status = self._process.wait()
         raise _WorkerLost(f"the process that measured it {how_it_ended(status)}")
+
+    def _wait_for_answer(
+        self, child: subprocess.Popen[bytes], allowed_s: float, failure: str
+    ) -> None:
+        """Wait until the child has answered or has died.
+
+        The arguments and errors are those of `_ask`. The death of the child raises no
+        error here.
+        """
+        give_up_s = time.monotonic() + allowed_s
+        overtime_ends_s = self._session.deadline_s + OVERTIME_S
+        # `poll` of the pipe waits for an answer for `POLL_S`. `poll` of the child returns
+        # None while the child runs. It is asked as well, because children of a child that
+        # has died may still hold the pipe open.
+        while not self._pipe.poll(POLL_S) and child.poll() is None:
+            self._session.pack_if_due()
+            if time.monotonic() > overtime_ends_s:
+                reason = "still ran when the budget was over"
+                raise _WorkerLost(reason, sessions.NO_TIME)
+            if time.monotonic() > give_up_s:
+                limit = format_seconds(allowed_s)
+                raise _WorkerLost(f"{failure} within {limit}")
 
 
 class _WorkerLost(Exception):
