@@ -303,7 +303,8 @@ def test_the_manual_has_each_command_and_its_options(
     )
     sections = dict(parts)
     for name, parser in commands_of(program).items():
-        lines = sections[prefix + name].splitlines()
+        section = sections[prefix + name]
+        lines = section.splitlines()
         described = {
             cells[1].strip(" `").split()[0]: cells[2].strip()
             for line in lines
@@ -316,6 +317,9 @@ def test_the_manual_has_each_command_and_its_options(
                 text = (str(action.help) % {}).replace("|", "\\|")
                 explained[word] = " ".join(text.split())
         assert described == explained, name
+        # The indented example ends the text of what the command does.
+        text = section.partition("\n\n    ")[0]
+        assert text.split() == program.commands[name].text.split(), name
         headings = [line[2:-4] for line in lines if line.endswith(" | |")]
         groups = [group.title for group in parser._action_groups[2:]]
         assert headings == groups, name

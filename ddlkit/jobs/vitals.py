@@ -23,6 +23,7 @@ import resource
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -210,13 +211,18 @@ class Retries:
     ----------
     most : int, optional
         How often the job may repeat. By default this is `RETRIES`.
+    say : callable, optional
+        Prints a line of progress. Each repeat is said, because it takes time.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(
+        self, most: int | None = None, say: Callable[[str], None] | None = None
+    ) -> None:
         self._left = RETRIES if most is None else most
+        self._say = say
 
     @classmethod
-    def on(cls, device: str) -> Retries:
+    def on(cls, device: str, say: Callable[[str], None] | None = None) -> Retries:
         """Return the `Retries` of a job that measures a device.
 
         On a GPU nothing is repeated. What others do on the cores hardly changes how long
@@ -227,12 +233,14 @@ class Retries:
         ----------
         device : str
             The type of the device, ``"cpu"`` or ``"cuda"``.
+        say : callable, optional
+            Prints a line of progress.
 
         Returns
         -------
         Retries
         """
-        return cls(most=0) if device == "cuda" else cls()
+        return cls(most=0 if device == "cuda" else RETRIES, say=say)
 
     def again(self, used: Usage) -> bool:
         """Return whether to repeat a measurement, and pause before returning True.
@@ -253,6 +261,13 @@ class Retries:
         if not used.disturbed or not self._left:
             return False
         self._left -= 1
+        if self._say:
+            # The host of a virtual machine can take time of the cores as well.
+            share = max(used.others, used.stolen)
+            self._say(
+                f"others took {share:.0%} of the time of all cores, so that what was just "
+                f"measured is repeated (at most {self._left} more times)"
+            )
         time.sleep(RETRY_S)
         return True
 

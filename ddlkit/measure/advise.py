@@ -960,9 +960,11 @@ def trial(
     # choose the number of iterations in a round.
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
+    # To wrap the model has taken some of the time.
+    left_s = max(0.0, ends_s - time.monotonic())
     me.say(
-        f"the plans {', '.join(ddp_by_plan)} are tried in turn, for about {max_s:.0f} s "
-        "(--confirm-minutes)"
+        f"the plans {', '.join(ddp_by_plan)} are tried in turn; of the time of "
+        f"--confirm-minutes, about {left_s:.0f} s are left"
     )
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     # The median iteration of each round so far, by plan.
@@ -1015,7 +1017,7 @@ def _undisturbed_rounds(
     dict of str to ndarray, shape (count,)
         Seconds of each iteration of a round, of the slowest rank, by plan.
     """
-    retries = Retries.on(me.device.type)
+    retries = Retries.on(me.device.type, me.say)
     n_rounds = 0
     while n_rounds < LOOKS[-1]:
         # Each round needs all ranks, and their clocks differ. So they decide together: the
@@ -1048,8 +1050,11 @@ def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:
     if left_s > 0:
         return f"about {left_s:.0f} s are left"
     if n_rounds < LOOKS[0]:
-        return f"the time is over, but {LOOKS[0]} rounds are run in any case"
-    return "the time is over"
+        return (
+            f"the time of --confirm-minutes is over, but {LOOKS[0]} rounds are run in any "
+            "case"
+        )
+    return "the time of --confirm-minutes is over"
 
 
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:

@@ -196,7 +196,7 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     columns_of_all_rows = _columns_of_all_rows(me, settings)
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
-    retries = Retries.on(me.device.type)
+    retries = Retries.on(me.device.type, me.say)
     for collective in settings.collectives:
         frames = []
         # The number of a size is the seed of its random integers, so that no two sizes

@@ -675,7 +675,9 @@ def _measure_undisturbed(
     what the host of a virtual machine took of the processor, and time on a GPU is
     expensive. ``me`` is None if this process profiles alone.
     """
-    retries = Retries(most=0 if training.device.type == "cuda" else 2)
+    retries = Retries(
+        most=0 if training.device.type == "cuda" else 2, say=me.say if me else say
+    )
     # A process alone watches the machine as rank 0 does.
     rank = me.rank if me else 0
     while True:

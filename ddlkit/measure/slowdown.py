@@ -166,7 +166,7 @@ def slowdown_rounds(
         "ranks": me.world_size,
     }
     compared = _TrainingAndMessages(me, training, sizes)
-    retries = Retries.on(me.device.type)
+    retries = Retries.on(me.device.type, me.say)
     begun_s = time.perf_counter()
     repeat = 0
     # Each round needs all ranks, and their clocks differ. So all of them go on until

@@ -144,7 +144,7 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
             "precision": PRECISION,
             "predicted": settings.predicted,
         }
-        retries = Retries.on(me.device.type)
+        retries = Retries.on(me.device.type, me.say)
         training_by_plan = {
             plan: _PlannedTraining(me, settings, network, plan, retries)
             for plan in settings.plans
