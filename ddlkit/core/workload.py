@@ -12,6 +12,7 @@ osf : T. Liu et al., "Modeling and Optimizing the Scaling Performance in Distrib
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -542,10 +543,13 @@ class LayerProfile:
         layer_and_tensor = zip(self.layer, self.tensor, strict=True)
         is_meant = np.array([name in names for names in layer_and_tensor])
         if not is_meant.any():
+            known_names = [*self.layer, *self.tensor]
+            similar = difflib.get_close_matches(name, known_names, n=1)
+            guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
             # The examples are the layers of the first three tensors, each once.
             examples = ", ".join(dict.fromkeys(self.layer[:3]))
             raise UserError(
-                f"no layer or tensor {name!r}: use one of the profile's, such "
+                f"no layer or tensor {name!r}: {guess}use one of the profile's, such "
                 f"as {examples}"
             )
         return is_meant
