@@ -115,16 +115,7 @@ def build(arguments: argparse.Namespace) -> None:
     # Imported here, so that other commands start without what the site needs.
     from workbook.site import book
 
-    # An empty list stands for all notebooks.
-    numbers = []
-    if arguments.only is not None:
-        # A comma too many, as in "02,", names no notebook. The option must name one at least.
-        numbers = [number for number in arguments.only.split(",") if number]
-        if not numbers:
-            raise UserError(
-                "--only names no notebook: give numbers as in 02,04, or leave --only out "
-                "to run all notebooks"
-            )
+    numbers = _notebook_numbers(arguments.only)
     if arguments.recorded and arguments.data is not None:
         raise UserError(
             "--data has no effect with --recorded, which shows nothing that was measured on "
@@ -144,6 +135,24 @@ def build(arguments: argparse.Namespace) -> None:
         only=numbers,
     )
     print(front_page)
+
+
+def _notebook_numbers(only: str | None) -> list[str]:
+    """Return the numbers of the notebooks to run from the value of --only, such as "02,04".
+
+    The list is empty without the option, which stands for all notebooks. Raises UserError if
+    the option is given but names no notebook.
+    """
+    if only is None:
+        return []
+    # A comma too many, as in "02,", names no notebook.
+    numbers = [number for number in only.split(",") if number]
+    if not numbers:
+        raise UserError(
+            "--only names no notebook: give numbers as in 02,04, or leave --only out "
+            "to run all notebooks"
+        )
+    return numbers
 
 
 @command(
@@ -376,15 +385,8 @@ def _record(arguments: argparse.Namespace) -> Path | str:
             "such as layers: leave it out"
         )
     refuse_impossible_outputs(arguments.out, arguments.pack)
-    # Names and batch sizes, none if the option is not given.
-    networks = named_networks(arguments.networks)
-    if networks:
-        # Importing the zoo, the module of the papers' networks, makes their names known.
-        from workbook.record import zoo
-
-        assert zoo  # so that no linter takes the import for an unused one
     # A wrong name is refused here, where the error can name the option.
-    refuse_unknown_networks(networks)
+    _refuse_networks(arguments.networks)
     # `record` takes each network as the user wrote it, such as "resnet50:32".
     names = arguments.networks.split(",") if arguments.networks else ()
     # An interrupt of the user says where the tables are that were already measured.
@@ -403,6 +405,20 @@ def _record(arguments: argparse.Namespace) -> Path | str:
             ignore_load=arguments.ignore_load,
         )
     return directory_or_plan
+
+
+def _refuse_networks(text: str | None) -> None:
+    """Raise UserError if the value of --networks, such as "resnet50:32", is wrong.
+
+    None stands for an option that is not given.
+    """
+    networks = named_networks(text)
+    if networks:
+        # Importing the zoo, the module of the papers' networks, makes their names known.
+        from workbook.record import zoo
+
+        assert zoo  # so that no linter takes the import for an unused one
+    refuse_unknown_networks(networks)
 
 
 def _record_straggling(arguments: argparse.Namespace) -> Path:

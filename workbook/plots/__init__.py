@@ -18,7 +18,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ddlkit.core.timeline import Timeline
 from ddlkit.show import cost_fit as cost_fit
@@ -187,28 +187,27 @@ def bars(
         each has a name of its own, and the axis has no label.
     """
     rows, columns = table.shape
-    # The middle of each group of bars.
-    middles = np.arange(rows).astype(float)
-    if pairs:
-        # The two groups of a pair are moved towards each other: the first group to the right,
-        # and the second one to the left.
-        middles = np.arange(rows) + 0.12 * (-1) ** np.arange(rows)
+    middles = _group_middles(rows, in_pairs=bool(pairs))
     heights = np.nan_to_num(table.to_numpy(dtype=float))
-    # The bars of a group stand on the axis side by side. Groups are 1 apart, and 0.16 of that
-    # is the gap between them.
-    bottoms = np.zeros_like(heights)
-    width = 0.84 / columns
     if stacked:
-        # Each bar begins where the bars of the columns before it end.
-        bottoms = np.cumsum(heights, axis=1) - heights
+        # All bars stand in the middle of their group, and each begins where the bars of the
+        # columns before it end.
         width = 0.72
+        offsets = np.zeros(columns)
+        bottoms = np.cumsum(heights, axis=1) - heights
+    else:
+        # The bars stand on the axis, arranged evenly around the middle of their group. Groups
+        # are 1 apart, and 0.16 of that is the gap between them.
+        width = 0.84 / columns
+        offsets = width * (np.arange(columns) - (columns - 1) / 2)
+        bottoms = np.zeros_like(heights)
     for column, style in enumerate(looks([str(name) for name in table.columns])):
-        positions = middles
-        if not stacked:
-            # The bars are arranged evenly around the middle of their group.
-            positions = middles + width * (column - (columns - 1) / 2)
         drawn = ax.bar(
-            positions, heights[:, column], width, bottoms[:, column], label=style.label
+            middles + offsets[column],
+            heights[:, column],
+            width,
+            bottoms[:, column],
+            label=style.label,
         )
         plt.setp(
             drawn.patches,
@@ -224,6 +223,19 @@ def bars(
     rows_per_name = 2 if pairs else 1
     places = np.arange(0, rows, rows_per_name) + (rows_per_name - 1) / 2
     name_bars(ax, places, [str(name) for name in table.index[::rows_per_name]])
+
+
+def _group_middles(rows: int, *, in_pairs: bool) -> NDArray[np.float64]:
+    """Return the middle of each group of bars on the horizontal axis, shape (rows,).
+
+    With ``in_pairs``, each two successive groups are a pair.
+    """
+    numbers = np.arange(rows)
+    if not in_pairs:
+        return numbers.astype(float)
+    # The two groups of a pair are moved towards each other: the first group to the right, and
+    # the second one to the left.
+    return numbers + 0.12 * (-1) ** numbers
 
 
 def paired_bars(
@@ -374,17 +386,8 @@ def intervals(
         Where a line is drawn over all rows.
     """
     case_rows(ax, cases, reference)
-    # Hatches tell at most two printed ranges apart without colour. A third range would not be
-    # drawn.
-    hatches = ("...", "///")
-    for (name, ends), hatch in zip((printed or {}).items(), hatches, strict=False):
-        color = look(name if has_look(name) else "paper").color
-        signs = (1, -1) if mirrored else (1,)
-        for sign in signs:
-            first = sign * ends[0]
-            last = sign * ends[1]
-            band = ax.axvspan(first, last, zorder=0, alpha=0.16, linewidth=0)
-            band.set(color=color, hatch=hatch, label=f"paper: {name}")
+    if printed is not None:
+        _shade_printed(ax, printed, mirrored)
     # The lines of a row lie side by side in 0.7 of its height, around its middle.
     step = 0.7 / len(ranges)
     styles = looks(list(ranges))
@@ -398,6 +401,27 @@ def intervals(
         for places, marker_label in zip(marked, (style.label, "_"), strict=False):
             points(ax, places, rows, replace(style, label=marker_label), size=4)
     ax.set_xlabel(label)
+
+
+def _shade_printed(
+    ax: Axes, printed: Mapping[str, tuple[float, float]], mirrored: bool
+) -> None:
+    """Shade ranges that a paper prints over all rows of `intervals`.
+
+    ``printed`` has the ends of each range by its name. If ``mirrored``, each is also shaded at
+    the other side of 0.
+    """
+    # Hatches tell at most two printed ranges apart without colour. A third range would not be
+    # drawn.
+    hatches = ("...", "///")
+    for (name, (first, last)), hatch in zip(printed.items(), hatches, strict=False):
+        color = look(name if has_look(name) else "paper").color
+        signs = (1, -1) if mirrored else (1,)
+        for sign in signs:
+            band = ax.axvspan(
+                sign * first, sign * last, zorder=0, alpha=0.16, linewidth=0
+            )
+            band.set(color=color, hatch=hatch, label=f"paper: {name}")
 
 
 class Panel(NamedTuple):
@@ -453,11 +477,8 @@ def heat_maps(
     Figure
     """
     columns = columns or len(panels)
-    lengths = [len(panel.grid) for panel in panels.values()]
-    # A row of panels is as high as its longest panel.
-    ratios = []
-    for first in range(0, len(lengths), columns):
-        ratios.append(max(lengths[first : first + columns]))
+    # How high the rows of panels are, relative to each other.
+    ratios = _row_lengths(list(panels.values()), columns)
     figure, axes = canvas(
         columns,
         len(ratios),
@@ -484,6 +505,15 @@ def heat_maps(
     if log:
         plain_log_ticks(bar.ax.yaxis)
     return figure
+
+
+def _row_lengths(panels: Sequence[Panel], columns: int) -> list[int]:
+    """Return the length of the longest panel in each row of ``columns`` panels."""
+    lengths = [len(panel.grid) for panel in panels]
+    longest = []
+    for first in range(0, len(lengths), columns):
+        longest.append(max(lengths[first : first + columns]))
+    return longest
 
 
 def _centred_scale(low: float, high: float, log: bool) -> Normalize:
@@ -564,16 +594,24 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
         annot_kws={"fontsize": 7},
         cbar=False,
     )
-    # Longer names of columns would overlap if they were level.
-    longest = max(len(str(name)) for name in grid)
-    if longest > 4:
-        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
-    else:
-        plt.setp(ax.get_xticklabels(), rotation=0)
-    plt.setp(ax.get_yticklabels(), rotation=0)
+    longest_name = max(len(str(name)) for name in grid)
+    _rotate_names(ax, longest_name)
     ax.set(xlabel=grid.columns.name or "", ylabel=grid.index.name or "")
     ax.tick_params(length=0)
     ax.grid(visible=False)
+
+
+def _rotate_names(ax: Axes, longest_name: int) -> None:
+    """Set the angles of the names of rows and columns next to a heat map.
+
+    ``longest_name`` is the number of letters of the longest name of a column. Longer names than
+    of 4 letters would overlap if they were level, and are slanted.
+    """
+    plt.setp(ax.get_yticklabels(), rotation=0)
+    if longest_name > 4:
+        plt.setp(ax.get_xticklabels(), rotation=30, ha="right", rotation_mode="anchor")
+    else:
+        plt.setp(ax.get_xticklabels(), rotation=0)
 
 
 def samples(

@@ -197,7 +197,11 @@ def _typeset(readable: pd.DataFrame) -> Figure:
         # The unit of a head, and each part behind a comma, has a line of its own.
         heads.append(head.replace(" [", "\n[").replace(", ", ",\n"))
         units.append(unit)
-    cells = [[*map(number, row, units)] for row in readable.to_numpy(object)]
+    cells = []
+    for row in readable.to_numpy(object):
+        cells.append(
+            [number(value, unit) for value, unit in zip(row, units, strict=True)]
+        )
     # The image is cut to the table, so that the size of the figure does not matter.
     figure, ax = plt.subplots(figsize=(1.0, 0.3), layout="none")
     ax.axis("off")

@@ -101,9 +101,10 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         disturbed = runs["disturbed"]
     else:
         disturbed = pd.Series(False, runs.index)
-    # For each iteration, whether all iterations of its case were disturbed.
-    all_disturbed = disturbed.groupby(runs["case"]).transform("all")
-    runs = runs[~disturbed | all_disturbed]
+    # By case, whether all its iterations were disturbed. Then it has no others to count.
+    all_disturbed = disturbed.groupby(runs["case"]).all()
+    has_no_others = runs["case"].map(all_disturbed)
+    runs = runs[~disturbed | has_no_others]
 
     rounds = runs.groupby(["case", "repeat"])[quantities].median().groupby("case")
     cases = rounds.median().add_prefix("measured_")
@@ -118,9 +119,10 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         "processor_limited": "any",
     }
     cases = cases.join(runs.groupby("case").agg(conditions))
-    cases["marked"] = all_disturbed.groupby(runs["case"]).any()
+    cases["marked"] = all_disturbed
     # Cases of older versions, which do not say what was disturbed, are never marked.
-    cases["marked"] |= (cases["repeatability"] > REPEATS_WITHIN) & knows_disturbed
+    if knows_disturbed:
+        cases["marked"] |= cases["repeatability"] > REPEATS_WITHIN
     return keys.join(cases).reset_index()
 
 
@@ -222,17 +224,29 @@ def validate(
         communication = calibration.of_case(case)
         seconds = predicted_times(ours, communication.costs_by_form)
         seconds[RESCALED] = _rescaled_times(ours, row["measured_compute_s"])
-        values: dict[str, float] = {}
-        for name, (iteration_s, exposed_s) in seconds.items():
-            values[f"{name}_iteration_s"] = iteration_s
-            values[f"{name}_exposed_s"] = exposed_s
         lower_s, upper_s = ours.paired_interval_s or (math.nan, math.nan)
-        values["lower_s"] = lower_s
-        values["upper_s"] = upper_s
-        values["contention"] = communication.contention is not None
-        values["predicted_compute_s"] = ours.iteration.workload.compute_s
-        predicted.append(values)
+        predicted.append(
+            {
+                **_time_columns(seconds),
+                "lower_s": lower_s,
+                "upper_s": upper_s,
+                "contention": communication.contention is not None,
+                "predicted_compute_s": ours.iteration.workload.compute_s,
+            }
+        )
     return _with_errors(cases.join(pd.DataFrame(predicted)), (*rivals.MODELS, RESCALED))
+
+
+def _time_columns(times_s: Mapping[str, rivals.Times]) -> dict[str, float]:
+    """Return the predictions of one case as columns of `validate`.
+
+    ``times_s`` has, by model, the seconds of the iteration and of its exposed communication.
+    """
+    columns = {}
+    for model, (iteration_s, exposed_s) in times_s.items():
+        columns[f"{model}_iteration_s"] = iteration_s
+        columns[f"{model}_exposed_s"] = exposed_s
+    return columns
 
 
 def _rescaled_times(ours: Forecast, measured_compute_s: float) -> tuple[float, float]:
@@ -343,24 +357,22 @@ def judge(
     slowdown = None
     if measurements.has("slowdown"):
         slowdown = measurements.table("slowdown")
-    # The intervals of recorded cases are frozen, as they were first judged. These were
-    # intervals of the form "table", and do not belong to the predictions of another form.
-    uses_frozen = form == "table"
-    frozen_ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
+    frozen_ends = _frozen_ends(form)
     # Draws of the cost take time, and are needed only for intervals that are not frozen.
-    all_frozen = runs["case"].isin(frozen_ends.dropna().index).all()
-    draws = 0 if uses_frozen and all_frozen else DRAWS
+    all_frozen = runs["case"].isin(frozen_ends.index).all()
     calibration = calibrated(
-        measurements.table("collectives"), form, draws, slowdown=slowdown
+        measurements.table("collectives"),
+        form,
+        draws=0 if all_frozen else DRAWS,
+        slowdown=slowdown,
     )
     cases = validate(
         runs, workloads, calibration, profiles.selections(), profiles.compute_scatter()
     )
-    if uses_frozen:
-        # Cases without a frozen interval, such as those of this machine, have the drawn one.
-        cases = cases.set_index("case")
-        cases.update(frozen_ends)
-        cases = cases.reset_index()
+    # Cases without a frozen interval, such as those of this machine, keep the drawn one.
+    cases = cases.set_index("case")
+    cases.update(frozen_ends)
+    cases = cases.reset_index()
     limited = cases["processor_limited"]
     if not measurements.is_live("runs"):
         # The recordings that this function is asked about were made before disturbances
@@ -368,9 +380,31 @@ def judge(
         return labelled(cases[~limited])
     # Of runs on this machine, a limited case is marked, too.
     cases["marked"] |= limited
-    if not marked:
-        cases = cases[~cases["marked"]]
-    return labelled(cases)
+    if marked:
+        return labelled(cases)
+    return labelled(cases[~cases["marked"]])
+
+
+def _frozen_ends(form: str) -> pd.DataFrame:
+    """Return the ends of the intervals by which recorded cases were first judged.
+
+    They are kept in data/intervals.csv as they were then.
+
+    Parameters
+    ----------
+    form : str
+        The form of our model's cost. The kept intervals are of the form "table", so that no
+        other form has any.
+
+    Returns
+    -------
+    DataFrame
+        ``lower_s`` and ``upper_s`` by case.
+    """
+    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case").dropna()
+    if form == "table":
+        return ends
+    return ends.iloc[:0]
 
 
 # -- predictions that were written before their runs ---------------------------------
@@ -851,17 +885,8 @@ def outcome(campaign: str) -> str:
     sentences = []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
-        if of_kind.empty:
-            continue
-        missed = [
-            f"{row.goal} ({format_number(row.reached)}, target {row.wanted})"
-            for row in of_kind[of_kind["held"] == "False"].itertuples()
-        ]
-        met = len(of_kind) - len(missed)
-        sentence = f"{met} of {len(of_kind)} {kind} goals were met"
-        if missed:
-            sentence += "; missed: " + "; ".join(missed)
-        sentences.append(sentence)
+        if len(of_kind):
+            sentences.append(_met_and_missed(of_kind, kind))
     # A campaign may have intervals alone, or only goals that do not count.
     if not sentences:
         sentences.append("No goal was set")
@@ -870,3 +895,20 @@ def outcome(campaign: str) -> str:
     if not any("predictions committed" in note for note in notes):
         sentences.append("No table of predictions was committed before the runs")
     return ". ".join(sentences)
+
+
+def _met_and_missed(goals: pd.DataFrame, kind: str) -> str:
+    """Return how many goals of a kind, such as "preset", were met, and name those missed.
+
+    ``goals`` are rows of reports/goals.csv.
+    """
+    missed = goals[goals["held"] == "False"]
+    met = len(goals) - len(missed)
+    sentence = f"{met} of {len(goals)} {kind} goals were met"
+    if missed.empty:
+        return sentence
+    named = [
+        f"{row.goal} ({format_number(row.reached)}, target {row.wanted})"
+        for row in missed.itertuples()
+    ]
+    return f"{sentence}; missed: {'; '.join(named)}"

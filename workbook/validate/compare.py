@@ -219,8 +219,9 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
             # The two plans may have no round in common, as after an interrupted session.
             if not ratios.size:
                 continue
-            drawn_medians = np.median(rng.choice(ratios, (DRAWS, ratios.size)), axis=1)
-            lower, upper = interval(drawn_medians)
+            # Each resample draws as many rounds as there are, with replacement.
+            resamples = rng.choice(ratios, (DRAWS, ratios.size))
+            lower, upper = interval(np.median(resamples, axis=1))
             rows.append((*lab, other, ratios.size, np.median(ratios), lower, upper))
     columns = [
         "network",

@@ -64,16 +64,23 @@ def compared(directory: Path) -> Iterator[str]:
     cases = cases.assign(
         error=cases["model_error"].where(~is_training, cases["model_paired_error"])
     )
+    yield from _summaries(cases)
+    yield from _largest_errors(cases)
+
+
+def _summaries(cases: pd.DataFrame) -> Iterator[str]:
+    """Yield a line for replays and one for trainings, and one if some cases are not counted.
+
+    ``error`` is the relative error by which a case is judged. Cases that are ``marked`` are
+    not counted.
+    """
     counted = cases[~cases["marked"]]
-    for name, of_kind in (
-        ("replays", counted[counted["kind"] != TRAINING]),
-        (
-            "trainings, given their measured compute time",
-            counted[counted["kind"] == TRAINING],
-        ),
-    ):
-        if len(of_kind):
-            yield _summary(name, of_kind)
+    replays = counted[counted["kind"] != TRAINING]
+    if len(replays):
+        yield _summary("replays", replays)
+    trainings = counted[counted["kind"] == TRAINING]
+    if len(trainings):
+        yield _summary("trainings, given their measured compute time", trainings)
     n_marked = len(cases) - len(counted)
     if n_marked:
         yield (
@@ -81,6 +88,12 @@ def compared(directory: Path) -> Iterator[str]:
             "by the processor, and are not counted."
         )
 
+
+def _largest_errors(cases: pd.DataFrame) -> Iterator[str]:
+    """Yield a heading, and a line for each of the `MOST_CASES` cases with the largest errors.
+
+    ``error`` is the relative error by which a case is judged. Marked cases are listed, too.
+    """
     by_error = cases.reindex(cases["error"].abs().sort_values(ascending=False).index)
     shown = by_error.head(MOST_CASES)
     heading = "cases, by the size of their error"

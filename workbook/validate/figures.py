@@ -6,6 +6,7 @@ and wb-advice.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -66,14 +67,15 @@ def every_case(
     styles = []
     for model, name in models.items():
         for kind, cases, error in kinds:
-            if f"{model}_{error}" in cases:
-                rows[f"{kind}, {name}"] = cases[f"{model}_{error}"]
+            column = f"{model}_{error}"
+            if column in cases:
+                rows[f"{kind}, {name}"] = cases[column]
                 styles.append(look(model))
     medians = [errors.abs().median() for errors in rows.values()]
     # Our model has a row of every kind, in their order: recorded and live replays, then
     # trainings. The other model has none of live runs.
-    ours = medians[: len(kinds)]
-    others = medians[len(kinds) :]
+    our_replays, _, *our_trainings = medians[: len(kinds)]
+    other_replays, *other_trainings = medians[len(kinds) :]
     figure, ax = plots.canvas(height=4.2)
     label = f"error of the step time, {ERROR}"
     plots.error_rows(ax, rows, label=label, styles=styles)
@@ -81,9 +83,10 @@ def every_case(
     ax.axhline(len(kinds) - 0.5, color=SOFT, linewidth=0.8)
     plots.title(
         figure,
-        f"Our model errs by {ours[0]:.1%} on recorded replays and by {min(ours[2:]):.1%} to "
-        f"{max(ours[2:]):.1%} on real training, a model without overlap by {others[0]:.0%} "
-        f"and by {min(others[1:]):.0%} to {max(others[1:]):.0%}",
+        f"Our model errs by {our_replays:.1%} on recorded replays and by "
+        f"{min(our_trainings):.1%} to {max(our_trainings):.1%} on real training, a model "
+        f"without overlap by {other_replays:.0%} and by {min(other_trainings):.0%} to "
+        f"{max(other_trainings):.0%}",
     )
     return figure
 
@@ -133,6 +136,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
             rows.append(len(names))
             names.append(PLANS.get(plan, look(plan).label))
     cases = cases.set_axis(rows)
+    # Only plans with several messages test a model of overlap.
     tested = cases[~cases["one_message"]]
 
     columns = {f"{role}_paired_error": role for role in TRIVIAL}
@@ -146,14 +150,11 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     plots.dots(
         ax, names, shown, band=("repeatability", repeats), legend="", label=label
     )
-    for role, name in TRIVIAL.items():
-        untested = errors[role].drop(tested.index)
+    untested = errors.drop(tested.index)
+    for role in TRIVIAL:
         grey = replace(look(role), color="#b5b5b5")
-        plots.points(ax, untested, untested.index, grey, size=4.5)
-        # In place of a legend, each model is named above its marker in the first row.
-        first = errors[role].iloc[0]
-        named = ax.text(first, rows[0] - 0.35, name, ha="center", va="bottom")
-        named.set(color=INK, linespacing=0.95)
+        plots.points(ax, untested[role], untested.index, grey, size=4.5)
+    _name_models(ax, errors.iloc[0], row=rows[0])
     _weigh_names(ax, cases)
 
     ours = tested["model_paired_error"].abs()
@@ -178,6 +179,16 @@ def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
     exposed_share = exposed_s / cases["measured_iteration_s"]
     # The repeatability in the table is a share of exposed communication.
     return cases["repeatability_exposed"] * exposed_share
+
+
+def _name_models(ax: Axes, errors: pd.Series, row: int) -> None:
+    """Name each model of TRIVIAL above its marker in a row, in place of a legend.
+
+    ``errors`` are those of the row by model, in per cent.
+    """
+    for role, name in TRIVIAL.items():
+        named = ax.text(errors[role], row - 0.35, name, ha="center", va="bottom")
+        named.set(color=INK, linespacing=0.95)
 
 
 def _weigh_names(ax: Axes, cases: pd.DataFrame) -> None:
@@ -357,7 +368,7 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
     gains = gains.sort_values("gain", ascending=False)
     advised = gains[gains["advised"]]
     unchanged = gains[~gains["advised"]]
-    # The 0.3 separates the two groups.
+    # The gap of 0.3 separates the two groups.
     first_unchanged = len(advised) + 0.3
     unchanged_rows = [
         first_unchanged + UNCHANGED_STEP * row for row in range(len(unchanged))
@@ -375,25 +386,44 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
     ax.set_ylim(unchanged_rows[-1] + 0.6, TOP)
     ax.grid(False, axis="y")
 
-    model = look("model")
-    measured = look("measured")
+    _draw_pairs(ax, advised, range(len(advised)), color=look("model").color)
     # Matplotlib leaves labels that begin with an underscore out of the legend. The legend
-    # therefore names each marker once, as it looks in the rows of advised changes. A group
-    # has its pairs, their rows, its colour and the prefix of its labels.
-    groups = (
-        (advised, range(len(advised)), model.color, ""),
-        (unchanged, unchanged_rows, SOFT, "_"),
-    )
-    for shown, rows, color, prefix in groups:
-        low = 100 * shown["low"]
-        high = 100 * shown["high"]
-        bars = ax.hlines(rows, low, high, color=color, linewidth=4, alpha=0.35)
-        bars.set_label(prefix + "predicted interval")
-        predicted = replace(model, color=color, label=prefix + "predicted")
-        plots.points(ax, 100 * shown["gain"], rows, predicted, size=4)
-        circles = replace(measured, label=prefix + "measured")
-        plots.points(ax, 100 * shown["measured"], rows, circles, size=4)
+    # therefore names each marker once, as it looks in the rows of advised changes.
+    _draw_pairs(ax, unchanged, unchanged_rows, color=SOFT, prefix="_")
     ax.set_xlabel("gain over PyTorch's default [%]")
+
+
+def _draw_pairs(
+    ax: Axes,
+    gains: pd.DataFrame,
+    rows: Sequence[float],
+    *,
+    color: str,
+    prefix: str = "",
+) -> None:
+    """Draw the predicted gain, its interval and the measured gain of each pair, in per cent.
+
+    Parameters
+    ----------
+    ax : Axes
+        The axes.
+    gains : DataFrame
+        The pairs of a network and a link.
+    rows : sequence of float
+        The height at which each pair is drawn.
+    color : str
+        The colour of predictions.
+    prefix : str, optional
+        What the labels of the legend begin with.
+    """
+    low = 100 * gains["low"]
+    high = 100 * gains["high"]
+    bars = ax.hlines(rows, low, high, color=color, linewidth=4, alpha=0.35)
+    bars.set_label(prefix + "predicted interval")
+    predicted = replace(look("model"), color=color, label=prefix + "predicted")
+    plots.points(ax, 100 * gains["gain"], rows, predicted, size=4)
+    measured = replace(look("measured"), label=prefix + "measured")
+    plots.points(ax, 100 * gains["measured"], rows, measured, size=4)
 
 
 def _pair_title(pair: tuple[str, str]) -> str:

@@ -68,12 +68,9 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
         The measured iterations of the pair under several plans.
     """
     rounds = _seconds_of_rounds(runs, advice)
-    # The best plan by its prediction that was trained, other than the default.
-    best = next(
-        option
-        for option in advice.ranked
-        if option.name != DEFAULT and option.name in rounds
-    )
+    trained = [option for option in advice.ranked if option.name in rounds]
+    # The plan with the largest predicted gain over the default.
+    best = next(option for option in trained if option.name != DEFAULT)
     # All medians in ``rounds`` are over the same number of iterations.
     iterations = len(runs) // rounds.size
     predicted = advice.gain(best, rounds=len(rounds), iterations_per_round=iterations)
@@ -81,16 +78,17 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
     # A change is advised by its gain in the long run, whose interval is narrower, because no
     # noise of a measurement is in it.
     least_gain, _ = advice.gain(best).interval
-    shares = [
-        predicted.share,
-        *predicted.interval,
-        measured.share,
-        *measured.interval,
-    ]
+    low, high = predicted.interval
+    measured_low, measured_high = measured.interval
     return {
         "plan": best.name,
         "advised": least_gain >= WORTH,
-        **dict(zip(INTERVALS, shares, strict=True)),
+        "gain": predicted.share,
+        "low": low,
+        "high": high,
+        "measured": measured.share,
+        "measured_low": measured_low,
+        "measured_high": measured_high,
     }
 
 

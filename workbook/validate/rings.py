@@ -90,20 +90,14 @@ class GlooRing:
         all_segments = np.maximum(np.ceil(sizes / SEGMENT_BYTES), least_segments)
         segments_per_step = np.ceil(all_segments / ranks)
         segment_s = sizes / (segments_per_step * ranks) * self.link_s_per_byte
-        # Software takes longer if all ranks together need more than all cores.
-        waiting_for_cores = np.maximum(1.0, ranks * self.core_share)
-        round_trip_s = 4 * self.delay_s + self.software_s * waiting_for_cores
+        round_trip_s = self._round_trip_s
 
         # The segments that a rank sends in one half, two at a time.
         segments = (ranks - 1) * segments_per_step
         pairs = np.ceil(segments / 2)
-        # The time T of a pair. With r = round_trip_s and x = segment_s, it solves
-        # T = r + x + 2 x^2 / T: the rank waits for a round trip and sends a segment, and waits
-        # longer for the link if this is busy, which it is for 2x of T.
-        first_s = round_trip_s + segment_s
-        pair_s = (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
-        # All pairs but the last take T. The last pair, which may have a single segment, takes a
-        # round trip and the bytes of its segments.
+        pair_s = _pair_s(round_trip_s, segment_s)
+        # The last pair, which may have a single segment, takes a round trip and the bytes of
+        # its segments.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
         # The link rests once in each pair. Meanwhile a token bucket saves up a burst of
@@ -116,6 +110,24 @@ class GlooRing:
         if np.ndim(seconds) == 0:
             return float(seconds)
         return seconds
+
+    @property
+    def _round_trip_s(self) -> Any:
+        """Return the seconds of a round trip without any bytes of the message."""
+        # Software takes longer if all ranks together need more than all cores.
+        waiting_for_cores = np.maximum(1.0, self.workers * self.core_share)
+        return 4 * self.delay_s + self.software_s * waiting_for_cores
+
+
+def _pair_s(round_trip_s: Any, segment_s: Any) -> Any:
+    """Return the seconds that a ring takes for two segments, which are under way at once.
+
+    The time T of the pair solves T = r + x + 2 x^2 / T, with the seconds r of a round trip and
+    x of the bytes of a segment. The rank waits for a round trip and sends a segment, and waits
+    longer if the link is busy, which the link is for 2x of T.
+    """
+    first_s = round_trip_s + segment_s
+    return (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
 
 
 class RingLab(NamedTuple):
@@ -301,14 +313,7 @@ def fit_rings(
         differences = residuals(values + changes) - residuals(values - changes)
         return np.asarray(differences.T / (2 * step))
 
-    # The fit starts from the software time that the first lab's smallest message shows, which
-    # is nothing but a round trip for each step.
-    first = labs[0]
-    steps = 2 * (first.workers - 1)
-    software_s = float(first.seconds[0]) / steps - 4 * first.named.delay_s
-    # The delays alone may be longer than the measured time. The least value keeps the
-    # logarithm finite.
-    log_software = np.log(max(2e-5, software_s))
+    log_software = _log_software(labs[0])
     # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
     # from the share of the prior and from an eighth of it, to try both sides of the bend. In
     # logarithms, the bounds let a round trip have at most a second of software, a byte differ
@@ -316,6 +321,7 @@ def fit_rings(
     # loss soft_l1, large errors count less than by their squares.
     fits = []
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
+        # The middle constant is the factor on the time of bytes, at first 1.
         start = np.array((log_software, 0.0, log_share))
         fits.append(
             least_squares(
@@ -328,6 +334,19 @@ def fit_rings(
         )
     # The attribute cost is what the fit makes small, and x are the values.
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
+
+
+def _log_software(lab: RingLab) -> float:
+    """Return the logarithm of the seconds of software in a round trip, estimated from a lab.
+
+    The estimate takes the smallest message of the lab to be nothing but a round trip for each
+    step.
+    """
+    steps = 2 * (lab.workers - 1)
+    software_s = float(lab.seconds[0]) / steps - 4 * lab.named.delay_s
+    # The delays alone may be longer than the measured time. The least value keeps the
+    # logarithm finite.
+    return float(np.log(max(2e-5, software_s)))
 
 
 def ring_of(

@@ -224,13 +224,6 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     even_s = float(np.median(traced.measured_s[~odd]))
     right = stated.get("right") or {}
     named = explained.straggler or {}
-    # The cause of lost time that explain lists for the rank that is right to name, even if it
-    # names another rank. A rank has at most one cause.
-    causes_of_right = [
-        cause
-        for cause in explained.causes
-        if cause.rank is not None and cause.rank == right.get("rank")
-    ]
     row: dict[str, Any] = {
         "scenario": name,
         "ranks": traced.schedule.n_ranks,
@@ -242,22 +235,36 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         "odd_s": odd_s,
         "even_s": even_s,
         "replay_s": explained.replay_s,
-        "without_s": None,
-        "gain_s": None,
-        "lower_s": None,
-        "upper_s": None,
+        **_without_columns(explained, right.get("rank")),
     }
-    if causes_of_right:
-        cause = causes_of_right[0]
-        row["without_s"] = cause.iteration_without_s
-        row["gain_s"] = cause.gain_s
-        row["lower_s"], row["upper_s"] = cause.gain_interval_s
     for column, rule in RULES.items():
         blamed = rule(traced, odd)
         row[f"{column}_rank"] = blamed.rank
         row[f"{column}_gain_s"] = blamed.gain_s
     row |= _remedy_columns(stated, folder)
     return row
+
+
+def _without_columns(
+    explained: Explanation, rank: int | None
+) -> dict[str, float | None]:
+    """Return what explain predicts without the delay of a rank, as columns of ``judged.csv``.
+
+    The rank is the one that is right to name, even if explain names another one. All values
+    are None if no rank is to be named, or if explain lists no time that was lost by the rank.
+    """
+    if rank is not None:
+        for cause in explained.causes:
+            # A rank has at most one cause.
+            if cause.rank == rank:
+                lower_s, upper_s = cause.gain_interval_s
+                return {
+                    "without_s": cause.iteration_without_s,
+                    "gain_s": cause.gain_s,
+                    "lower_s": lower_s,
+                    "upper_s": upper_s,
+                }
+    return dict.fromkeys(("without_s", "gain_s", "lower_s", "upper_s"))
 
 
 def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float | None]:

@@ -27,7 +27,7 @@ from ddlkit.core.iteration import Iteration, group_ends, no_overlap, perfect_ove
 from ddlkit.core.link import Link
 from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.units import MIB
-from ddlkit.core.workload import Floats, Workload
+from ddlkit.core.workload import Floats, Ints, Workload
 from ddlkit.formats import ImportOptions, import_file
 from workbook.common.places import DATA
 from workbook.common.specs import datasheet
@@ -161,17 +161,7 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
     gradients = imported.profile.workload()
     if not bucket_bytes:
         return gradients
-    # Buckets are filled with parameters from the last registered one on. This is not the order
-    # of backward, in which ``gradients`` are.
-    by_registration = sorted(
-        range(gradients.n),
-        key=lambda gradient: _order_in_buckets(gradients.layer[gradient]),
-    )
-    in_buckets = np.array(by_registration)
-    sizes_in_buckets = replace(gradients, bytes=gradients.bytes[in_buckets])
-    filled = plan.buffer(sizes_in_buckets, bucket_bytes)
-    # The gradients of each bucket, by their place in backward.
-    buckets = [in_buckets[members] for members in filled.slices]
+    buckets = _buckets(gradients, bucket_bytes)
     # A bucket is sent when its last gradient is ready. The buckets may be ready in another
     # order than that in which they are filled.
     sent_s = np.array([gradients.ready_s[bucket].max() for bucket in buckets])
@@ -181,6 +171,22 @@ def messages(sequence: int, bucket_bytes: int) -> Workload:
     # gap begins with the end of forward.
     gaps_s = np.diff(sent_s[order], prepend=gradients.forward_s)
     return Workload.from_arrays(gradients.forward_s, gaps_s, n_bytes[order])
+
+
+def _buckets(gradients: Workload, bucket_bytes: int) -> list[Ints]:
+    """Return the gradients of each bucket, by their positions in ``gradients``.
+
+    The ``gradients`` are in the order of backward. Buckets of ``bucket_bytes`` are filled in
+    another order, with the parameters from the last registered one on.
+    """
+    by_registration = sorted(
+        range(gradients.n),
+        key=lambda position: _order_in_buckets(gradients.layer[position]),
+    )
+    in_buckets = np.array(by_registration)
+    sizes_in_buckets = replace(gradients, bytes=gradients.bytes[in_buckets])
+    filled = plan.buffer(sizes_in_buckets, bucket_bytes)
+    return [in_buckets[members] for members in filled.slices]
 
 
 def _order_in_buckets(layer: str) -> tuple[int, int]:
@@ -260,19 +266,36 @@ def iteration_s(
         slowdown=slowdown if slows.compute else 0.0,
         message_slowdown=slowdown if slows.messages else 0.0,
     )
+    return _last_copied_s(workload, link, divide_and_copy_s) + update_s
+
+
+def _last_copied_s(workload: Workload, link: Link, divide_and_copy_s: Floats) -> float:
+    """Return when the last message has been divided and copied back, in seconds.
+
+    The time counts from the start of the iteration.
+
+    Parameters
+    ----------
+    workload : Workload
+        The messages in the order in which they are sent.
+    link : Link
+        How much compute and messages slow each other down.
+    divide_and_copy_s : ndarray
+        How long it takes to divide and copy back each message.
+    """
     # The time of each message, divided into that of the processor and that of the link.
     message_parts = link.parts(cost(), workload.bytes)
     # When each message starts and ends. Messages follow one another.
     starts_s, ends_s = link.play(workload.ready_s, message_parts)
-    # When each gradient has been computed, if messages slow compute down. Backward ends with
-    # the last one.
+    # When the gradients of each message have been computed, if messages slow compute down.
+    # Backward ends with the last ones.
     computed_s = link.computed_s(workload.ready_s, starts_s, ends_s)
     backward_end_s = computed_s[-1]
-    # Buckets are divided and copied back one after another, each once backward and its own
-    # message have ended.
+    # Messages are divided and copied back one after another, each once backward and the
+    # message itself have ended.
     arrived_s = np.maximum(ends_s, backward_end_s)
     copied_s = group_ends(arrived_s, divide_and_copy_s)
-    return float(copied_s[-1]) + update_s
+    return float(copied_s[-1])
 
 
 def compute_times(

@@ -275,7 +275,7 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     # For the type checker: a predicted count has an interval, and a wish was given.
     assert predicted.interval_s and result.wish
     lower_s, upper_s = predicted.interval_s
-    is_met = factor >= WISH
+    right_answer = "yes" if factor >= WISH else "no"
     answer_today = result.wish.answer
     answer = answer_today
     # When the goals were tested, the interval alone gave the answer. The command of today also
@@ -283,15 +283,8 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     # interval alone leaves open, because the lower limit of the step would meet them.
     if answer == "no" and one_s / lower_s >= WISH:
         answer = "open"
-    # More nodes do not shorten a step, so that no step is shorter than that of the anchor's
-    # fastest job. A job is one run of the training. If one job alone measured the anchor,
-    # another job may be faster: by the scatter of jobs on other counts, which
-    # ``anchor_jobs_s`` contains, or by `SINGLE_JOB_SHARE` if this is more.
-    anchor = result.anchor
-    least_s, _ = result.anchor_jobs_s
-    if anchor.jobs == 1:
-        least_s = min(least_s, anchor.step_s / (1 + SINGLE_JOB_SHARE))
     fastest_one_s, slowest_one_s = result.smallest.range_s
+    anchor = result.anchor
     rival_errors = {}
     for law in scaling.RIVALS:
         rival_s = scaling.rival_step_s(law, one_s, anchor.step_s, nodes, anchor.nodes)
@@ -307,17 +300,31 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "half": (upper_s - lower_s) / 2 / predicted.step_s,
         "loss": 1 - factor,
         "answered": answer != "open",
-        "right": answer == ("yes" if is_met else "no"),
+        "right": answer == right_answer,
         "answered_today": answer_today != "open",
-        "right_today": answer_today == ("yes" if is_met else "no"),
+        "right_today": answer_today == right_answer,
         "one_s": one_s,
         "slowest_one_s": slowest_one_s,
         "fastest_one_s": fastest_one_s,
         "lower_s": lower_s,
         "upper_s": upper_s,
-        "least_s": least_s,
+        "least_s": _least_step_s(result),
         **rival_errors,
     }
+
+
+def _least_step_s(result: Scaling) -> float:
+    """Return the shortest step that is likely on more nodes than the anchor has, in seconds.
+
+    More nodes do not shorten a step, so that no step is shorter than that of the anchor's
+    fastest job. A job is one run of the training.
+    """
+    fastest_s, _ = result.anchor_jobs_s
+    if result.anchor.jobs > 1:
+        return fastest_s
+    # If one job alone measured the anchor, another job may be faster: by the scatter of jobs on
+    # other counts, which ``fastest_s`` contains, or by `SINGLE_JOB_SHARE` if this is more.
+    return min(fastest_s, result.anchor.step_s / (1 + SINGLE_JOB_SHARE))
 
 
 def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -347,25 +354,39 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         )
         for nodes, gpus in smaller:
             # A count with partly used nodes has fewer GPUs on each node than the largest.
-            if nodes == 1 or gpus * most_nodes != most_gpus * nodes:
-                continue
-            is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
-            result = scale(steps[~is_left_out], int(nodes))
-            # The other counts are measured, so that only the one asked for is interpolated.
-            (count,) = (count for count in result.counts if count.interpolated)
-            # For the type checker: an interpolated count has an interval.
-            assert count.interval_s
-            measured_s = float(steps.loc[is_left_out, "step_s"].median())
-            lower_s, upper_s = count.interval_s
-            rows.append(
-                {
-                    "curve": name,
-                    "nodes": nodes,
-                    "error": count.step_s / measured_s - 1,
-                    "inside": lower_s <= measured_s <= upper_s,
-                }
-            )
+            is_whole = gpus * most_nodes == most_gpus * nodes
+            if nodes > 1 and is_whole:
+                is_left_out = (steps["nodes"] == nodes) & (steps["gpus"] == gpus)
+                judged = _interpolated(steps, is_left_out, int(nodes))
+                rows.append({"curve": name, "nodes": nodes, **judged})
     return pd.DataFrame(rows)
+
+
+def _interpolated(
+    steps: pd.DataFrame, is_left_out: pd.Series, nodes: int
+) -> dict[str, object]:
+    """Return ``error`` and ``inside`` of `interpolated_cases` for one count that is left out.
+
+    Parameters
+    ----------
+    steps : DataFrame
+        The steps of a curve, as `anemoi_steps` returns them.
+    is_left_out : Series of bool
+        Which of the steps are of the count.
+    nodes : int
+        The nodes of the count.
+    """
+    result = scale(steps[~is_left_out], nodes)
+    # The other counts are measured, so that only the one asked for is interpolated.
+    (count,) = (count for count in result.counts if count.interpolated)
+    # For the type checker: an interpolated count has an interval.
+    assert count.interval_s
+    lower_s, upper_s = count.interval_s
+    measured_s = float(steps.loc[is_left_out, "step_s"].median())
+    return {
+        "error": count.step_s / measured_s - 1,
+        "inside": lower_s <= measured_s <= upper_s,
+    }
 
 
 def later_cases() -> pd.DataFrame:
@@ -555,11 +576,13 @@ def _extrapolated(
         except UserError:
             # Gathers are predicted for at most four times the nodes.
             continue
+        # Only sizes at which the cost has a time, so that none is interpolated.
+        has_time = np.isin(measured.sizes, cost.bytes)
         # 1 to 64 MiB.
         is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
-        # Only sizes at which the cost has a time, so that none is interpolated.
-        sizes = measured.sizes[is_asked & np.isin(measured.sizes, cost.bytes)]
-        measured_s = measured.seconds[np.isin(measured.sizes, sizes)]
+        is_judged = has_time & is_asked
+        sizes = measured.sizes[is_judged]
+        measured_s = measured.seconds[is_judged]
         unchanged_s = anchor.seconds[np.isin(anchor.sizes, sizes)]
         predicted_s = cost(sizes)
         yield pd.DataFrame(

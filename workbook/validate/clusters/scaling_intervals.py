@@ -77,10 +77,14 @@ def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
     # The nodes of a count are whole if they have as many GPUs as each node of the largest.
     gpus_per_node = gpus[-1] / nodes[-1]
     is_whole = gpus == gpus_per_node * nodes
-    whole_node_s = step_s[is_whole & (nodes == 1)]
-    node_s = whole_node_s[0] if len(whole_node_s) else smallest_s
+    # The step of one whole node, or that of the smallest count if no whole node was measured.
+    node_s = smallest_s
+    is_one_node = is_whole & (nodes == 1)
+    if is_one_node.any():
+        node_s = step_s[is_one_node][0]
     rows = []
-    # Counts with partly used nodes are no anchors, and are not predicted.
+    # Counts with partly used nodes are no anchors, and are not predicted. The others are
+    # numbered by their positions in the arrays.
     of_several_nodes = np.flatnonzero(is_whole & (nodes > 1))
     for anchor in of_several_nodes:
         # The prediction may know the anchor and all smaller counts.
@@ -302,21 +306,16 @@ class Comparison:
             the share of answers that are ``right``, and the median of ``half``, the half
             width of an interval over its middle.
         """
-        number = np.empty(len(self.steps))
-        source = self.steps["source"].to_numpy()
-        for name in np.unique(source):
-            # No source calibrates the number by which it is judged.
-            number[source == name] = self.number(source != name)
-        lower_s, upper_s = self.candidate.interval(self.steps, number)
+        lower_s, upper_s = self.candidate.interval(self.steps, self._numbers())
         smallest_s = self.steps["smallest_s"].to_numpy()
         measured_s = self.steps["measured_s"].to_numpy()
         # The answer is yes if even the longest likely step meets the wish, and no if even the
         # shortest does not.
         is_yes = smallest_s / upper_s >= scaling.WISH
         is_no = smallest_s / lower_s < scaling.WISH
+        is_answered = is_yes | is_no
         is_met = smallest_s / measured_s >= scaling.WISH
         is_right = np.where(is_met, is_yes, is_no)
-        is_answered = is_yes | is_no
         each = pd.DataFrame(
             {
                 "set": self.steps["set"],
@@ -331,6 +330,17 @@ class Comparison:
         # The mean leaves out open wishes, whose ``right`` is NaN.
         table = by_set[["inside", "answered", "right"]].mean()
         return table.assign(half=by_set["half"].median())
+
+    def _numbers(self) -> Floats:
+        """Return the calibrated number for each step, shape (n,).
+
+        No source calibrates the number by which it is judged.
+        """
+        numbers = np.empty(len(self.steps))
+        source = self.steps["source"].to_numpy()
+        for name in np.unique(source):
+            numbers[source == name] = self.number(source != name)
+        return numbers
 
 
 def compared() -> pd.DataFrame:
