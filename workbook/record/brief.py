@@ -53,8 +53,6 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
         import torch
 
         from ddlkit.jobs.clock import Budget
-        from ddlkit.jobs.launch import Loopback, launch
-        from ddlkit.measure.collectives import CollectivesSettings, collectives_job
         from ddlkit.measure.layers import layer_tables
         from workbook.record import zoo as zoo  # registers the networks of the papers
     except ImportError as error:
@@ -62,7 +60,6 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     # The reader waits, so that few repeats have to do.
     budget = Budget(warmup=1, min_repeats=2, max_repeats=3, max_s=1.0)
-    settings = CollectivesSettings(["all_reduce"], SIZES, budget)
     try:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
@@ -70,26 +67,39 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
             tables = dict(
                 layer_tables(network, batch, device, "fp32", budget, threads=None)
             )
-            # NCCL needs a GPU for each rank. Without two
-            # GPUs, gloo sends from the memory of the host.
-            backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
-            # Both ranks are on this machine and meet over its loopback interface.
-            messages = launch(
-                collectives_job,
-                settings,
-                ranks=2,
-                place=Loopback(),
-                join={"backend": backend},
-            )
+            collectives = _all_reduces(budget)
     except UserError as error:
         return str(error)
     tables["peaks"] = _products(device, clock)
-    tables["collectives"] = messages["collectives"]
+    tables["collectives"] = collectives
     for schema, table in tables.items():
         store.save_table(
             table, directory, f"{schema}-brief", schema=schema, command=sys.argv
         )
     return ""
+
+
+def _all_reduces(budget: Any) -> pd.DataFrame:
+    """Return table ``collectives`` with all-reduces of SIZES between two ranks on this machine.
+
+    ``budget``, a `ddlkit.jobs.clock.Budget`, says how often each size is repeated.
+    """
+    import torch
+
+    from ddlkit.jobs.launch import Loopback, launch
+    from ddlkit.measure.collectives import CollectivesSettings, collectives_job
+
+    # NCCL needs a GPU for each rank. Without two GPUs, gloo sends from the memory of the host.
+    backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
+    # Both ranks meet over the loopback interface of the machine.
+    tables = launch(
+        collectives_job,
+        CollectivesSettings(["all_reduce"], SIZES, budget),
+        ranks=2,
+        place=Loopback(),
+        join={"backend": backend},
+    )
+    return tables["collectives"]
 
 
 def _products(device: str, clock: Clock) -> pd.DataFrame:

@@ -29,6 +29,7 @@ from ddlkit.core.errors import UserError
 from ddlkit.core.lab_links import one_way_delay_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
+from ddlkit.core.workload import LayerProfile
 from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget
 from ddlkit.lab import ENGINES, Conditions
@@ -675,31 +676,40 @@ class LabPoints:
 
     # -- cases -------------------------------------------------------------------------
 
+    def _profile(self, request: Request) -> LayerProfile:
+        """Return the layers of a request's network, as measured for the campaign on one rank.
+
+        Raises UserError if the table is missing.
+        """
+        path = self.path("layers", f"{request.network}-b{request.batch}-r1")
+        if not store.has_table(path):
+            raise UserError(
+                f"{path.parent}: holds runs of an earlier campaign without the layers that "
+                f"were measured for it ({path.name}), so that it cannot be continued: name "
+                "another directory by --out"
+            )
+        return store.read_profile(path)
+
     def _plan(self, request: Request) -> PlannedCase:
         """Return the case of a request, with its plan.
 
         The plan follows from the profile of the network and from the calibration before the
         replays. Raises UserError if there is no profile.
         """
-        profile = self.path("layers", f"{request.network}-b{request.batch}-r1")
-        if not store.has_table(profile):
-            raise UserError(
-                f"{profile.parent}: holds runs of an earlier campaign without the layers that "
-                f"were measured for it ({profile.name}), so that it cannot be continued: name "
-                "another directory by --out"
-            )
+        profile = self._profile(request)
         rows = self.calibration_rows(request.collective)
-        # Only the first session counts. With the one after the replays, the plans could become others than
-        # those that were replayed.
+        # Only the first session counts. With the one after the replays, the plans could become
+        # others than those that were replayed.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
         selection_sha256 = ""
         if request.sparse:
             selecting = self.selection_times(request.density)
             selection_sha256 = selecting.sha256
-            # A group costs the selection of its elements, and gathering their values and indices.
+            # A group of gradients costs the selection of its largest elements, and gathering
+            # the values and the indices of these.
             cost = SparseGather(cost, request.density, selecting=selecting)
         return plan_case(
-            store.read_profile(profile),
+            profile,
             request.plan,
             cost,
             Lab(self.shape),
@@ -779,17 +789,19 @@ class LabPoints:
 
         The result, the tables that the session is to save, is empty.
         """
-        # If there are predictions that lack a case, this raises before the case is replayed in vain.
+        # If there are predictions that lack a case, this raises before the case is replayed in
+        # vain.
         predictions_hash = self._predicted_by()
+        # Each missing iteration is a case and the number of its round, from 0 on.
         missing = self._missing()
         # The distinct cases in their order, which are the keys of the dictionary.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
         # `replay` plays all rounds of all cases, except for iterations that are done. An iteration
         # that is not asked for, because its case has fewer rounds than others, counts as done.
-        missing_keys = {(case.case.key, repeat) for case, repeat in missing}
         case_keys = [case.case.key for case in cases]
-        done = set(itertools.product(case_keys, range(rounds))) - missing_keys
+        every_iteration = set(itertools.product(case_keys, range(rounds)))
+        done = every_iteration - {(case.case.key, repeat) for case, repeat in missing}
         self.unsaved.mkdir(parents=True, exist_ok=True)
         with Lab(self.shape) as lab:
             played = replay(
@@ -803,7 +815,8 @@ class LabPoints:
                 out=self.unsaved,
             )
         self._save_new("timeline", _recorded_ranks(played.timeline, cases))
-        # The runs are saved last, because an iteration counts as measured once its run is in the table.
+        # The runs are saved last, because an iteration counts as measured once its run is in the
+        # table.
         runs = played.runs.assign(predicted=predictions_hash)
         self._save_new("runs", runs)
         # The tables now hold all iterations that were collected here.

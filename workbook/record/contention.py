@@ -172,7 +172,7 @@ def measure_in_turn(
     ways: Sequence[Any],
     budget: Budget,
 ) -> Iterator[pd.DataFrame]:
-    """Yield rows of a kernel alone, and of the kernel beside each way of its neighbour, timed in turn.
+    """Yield rows of a kernel alone, and beside each way of its neighbour, timed in turn.
 
     The neighbour is what communicates on the GPU of the kernel. A way is one setting of the
     neighbour: a footprint of the stand-in, or the streams in which copies run.
@@ -212,21 +212,10 @@ def measure_in_turn(
     compute()
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    # None stands for the kernel alone. The last mark is the
-    # end of the kernel, in seconds from its begin.
+    # None stands for the kernel alone. The last mark is the end of the kernel, in seconds from
+    # its begin.
     alone_s = float(passages.run(None).seconds()[-1])
-    failure: Exception | None = None
-    for way in ways:
-        try:
-            passages.check_overlap(way, alone_s)
-        except Exception as error:
-            # Without any way there is nothing to compare with.
-            if way == ways[0]:
-                raise
-            # The rows of the ways before are measured and yielded first.
-            failure = error
-            passages.drop(way)
-            break
+    failure = _first_failure(passages, ways, alone_s)
     # Seconds of each repeat by way. The ways that have been run begin with None, the kernel alone.
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
@@ -236,8 +225,29 @@ def measure_in_turn(
     for way, seconds in samples.items():
         columns = passages.columns(way, n_samples=len(seconds))
         yield _rows(name, kernel, columns, seconds)
+    # The rows of the ways before the failure have been yielded.
     if failure:
         raise failure
+
+
+def _first_failure(
+    passages: _Passages, ways: Sequence[Any], alone_s: float
+) -> Exception | None:
+    """Try the ways in turn, and return the exception of the first that fails, if one does.
+
+    That way is dropped from the passages, and the ways after it are not tried. Without any way
+    there is nothing to compare the kernel alone with, so that the exception of the first way is
+    raised. The kernel alone takes ``alone_s`` seconds.
+    """
+    for way in ways:
+        try:
+            passages.check_overlap(way, alone_s)
+        except Exception as error:
+            if way == ways[0]:
+                raise
+            passages.drop(way)
+            return error
+    return None
 
 
 class _Passages:
@@ -390,7 +400,8 @@ class Queues(ABC):
         Parameters
         ----------
         way : str or None
-            The stream that has operations, or `BOTH` for all streams. With None, the computation runs alone.
+            The stream that has operations, or `BOTH` for all streams. With None, the
+            computation runs alone.
         compute : callable
             The computation, which must have run alone before it runs beside operations.
 
@@ -413,16 +424,10 @@ class Queues(ABC):
         for name in ways:
             self.streams[name].wait_stream(current)
         self._mark_streams(all_marks, ways)
-        for number in range(self._operations(ways)):
-            self.put(ways)
-            self._mark_streams(all_marks, ways)
-            if number == 0:
-                # The computation begins once the first operation of each stream has ended.
-                for name in ways:
-                    current.wait_stream(self.streams[name])
-        # The current stream waits for some milliseconds, in which the
-        # host issues the whole computation, so that its kernels follow
-        # each other without gaps. The operations go on meanwhile.
+        self._put_all(ways, all_marks)
+        # The current stream waits for some milliseconds, in which the host issues the whole
+        # computation, so that its kernels follow each other without gaps. The operations go on
+        # meanwhile.
         clock.hold(self._device)
         all_marks.mark()
         computation.mark()
@@ -430,13 +435,35 @@ class Queues(ABC):
         computation.mark()
         all_marks.mark()
         if not ways:
-            # The computation ran alone. From its time follows how many operations outlast it later.
+            # The computation ran alone. From its time follows how many operations outlast it
+            # later.
             self._alone = computation
 
         def read() -> Traffic:
             return traffic_of_marks(all_marks.seconds(), len(ways), self._bytes)
 
         return computation, read
+
+    def _put_all(self, ways: Sequence[str], marks: Marks) -> None:
+        """Put so many operations into each stream that they outlast the computation beside them.
+
+        The current stream, in which the computation follows, waits until the first operation of
+        each stream has ended.
+
+        Parameters
+        ----------
+        ways : sequence of str
+            The names of the streams.
+        marks : Marks
+            Gets a mark in each stream after each operation.
+        """
+        current = torch.cuda.current_stream(self._device)
+        for number in range(self._operations(ways)):
+            self.put(ways)
+            self._mark_streams(marks, ways)
+            if number == 0:
+                for name in ways:
+                    current.wait_stream(self.streams[name])
 
     def _mark_streams(self, marks: Marks, ways: Sequence[str]) -> None:
         """Add a mark to ``marks`` in each of the streams that ``ways`` names, in this order."""

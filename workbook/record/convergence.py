@@ -220,13 +220,13 @@ class _Training:
             logits = network(inputs)
             loss = nn.functional.cross_entropy(logits, labels)
             if self.exchange:
-                # The exchange takes the gradients of this
-                # rank, and makes the mean of the ranks later.
+                # The exchange takes the gradients of this rank, and makes the mean of the ranks
+                # later.
                 loss.backward()
                 self.exchange.take(rank)
             else:
-                # Gradients of all ranks add up in the shared
-                # parameters. The division makes the sum a mean.
+                # Gradients of all ranks add up in the shared parameters. The division makes the
+                # sum a mean.
                 (loss / ranks).backward()
             correct = int((logits.argmax(1) == labels).sum())
             # The loss is a mean over the images of the rank.
@@ -387,19 +387,9 @@ def workload(network: str) -> Workload:
     FLOPs of the forward pass. The time of a layer is divided between the layer's tensors by their
     sizes.
     """
-    # The FLOPs depend neither on the weights nor on the image.
+    # Neither FLOPs nor sizes depend on the weights.
     model = started(network, seed=0)
-    inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.eval()(inputs)
-    # Only the forward pass is counted. The backward pass of a layer takes about twice as many FLOPs, so that
-    # the shares of layers are about the same.
-    layer_flops = {
-        # The counter's names begin with the class of the
-        # network and a dot. Its counts are by operator.
-        name.partition(".")[2]: sum(counts.values())
-        for name, counts in counter.get_flop_counts().items()
-    }
+    layer_flops = _forward_flops(model)
     # In the order in which gradients become ready, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
     elements = pd.Series({name: p.numel() for name, p in parameters})
@@ -414,6 +404,25 @@ def workload(network: str) -> Workload:
     n_bytes = ELEMENT_BYTES * elements.to_numpy()
     forward_s = PLANNED_BACKWARD_S / 2
     return Workload.from_arrays(forward_s, backward_s, n_bytes)
+
+
+def _forward_flops(model: nn.Module) -> dict[str, int]:
+    """Return the FLOPs of the forward pass on one image, by the name of the layer.
+
+    The backward pass of a layer takes about twice as many FLOPs, so that the shares of layers
+    are about the same. Layers without products, such as batch normalisation, may be missing.
+    """
+    # The FLOPs do not depend on the image.
+    inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model.eval()(inputs)
+    layer_flops = {}
+    # The counter's names begin with the class of the network and a dot. Its counts are by
+    # operator.
+    for name, counts in counter.get_flop_counts().items():
+        _, _, layer = name.partition(".")
+        layer_flops[layer] = sum(counts.values())
+    return layer_flops
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import pandas as pd
@@ -18,6 +18,9 @@ from ddlkit.core.units import GIB, KIB, MIB
 from ddlkit.measure.session import Unavailable
 from ddlkit.store.files import scratch
 from workbook.pytorch.equations import GPUS, parts
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 COLUMNS = ["estimator", "quantity", "what", "device", "ranks", "bytes", "estimate"]
 """The columns of table ``estimators``.
@@ -119,10 +122,19 @@ def _nccl_rows() -> Iterator[Row]:
                 0,
                 least_bytes,
             )
-    # The claims about bandwidths are of an H100. Its 8 ranks fill a node, so that NVLink joins them.
+    yield from _nvlink_rows()
+
+
+def _nvlink_rows() -> Iterator[Row]:
+    """Yield bandwidths of one node of eight H100, the GPU of the claims about bandwidths.
+
+    They are the bandwidths that the models "saturation" and "nccl" assume of NVLink, and the rate
+    at which "nccl" sends a message of 1 GiB from one rank to another ("p2p").
+    """
+    # NVLink joins 8 ranks, because they fill one node.
     with pretended("H100") as model:
-        # The two models read different constants for the same
-        # link, which a claim compares. Both are in GB/s.
+        # The two models read different constants for the same link, which a claim compares.
+        # Both are in GB/s.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
@@ -209,22 +221,27 @@ def _graph_rows() -> Iterator[Row]:
             node = collective_node(what, 4 * MIB, 8, one_node.group_name)
             n_bytes = model.estimate_fx_collective_size(node)
             yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
-            # The model after NCCL's tuning takes an operation of Inductor,
-            # of which it reads the shapes and the types of the inputs. An
-            # object with only these stands in for the operation.
-            tensor = node.all_input_nodes[0].meta["val"]
-            layout = SimpleNamespace(size=tensor.shape, dtype=tensor.dtype)
-            operation = SimpleNamespace(inputs=[SimpleNamespace(layout=layout)])
-            n_bytes = model.get_collective_input_size_bytes(operation)
+            n_bytes = model.get_collective_input_size_bytes(_operation_of(node))
             yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
         for what, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
-            # With None the size is that of the node. With
-            # False NCCL is not asked for its own estimate.
+            # With None the size is that of the node. With False NCCL is not asked for its own
+            # estimate.
             message_ms = model.estimate_nccl_collective_runtime_from_fx_node(
                 node, None, False
             )
             yield "graph", "seconds", what, "H100", 8, 100 * MIB, message_ms / 1e3
+
+
+def _operation_of(node: torch.fx.Node) -> SimpleNamespace:
+    """Return what stands in for the operation of Inductor that runs a collective of a graph.
+
+    The model after NCCL's tuning takes such an operation, and reads only the shapes and the types
+    of its inputs.
+    """
+    tensor = node.all_input_nodes[0].meta["val"]
+    layout = SimpleNamespace(size=tensor.shape, dtype=tensor.dtype)
+    return SimpleNamespace(inputs=[SimpleNamespace(layout=layout)])
 
 
 def _mesh_rows() -> Iterator[Row]:
@@ -233,9 +250,7 @@ def _mesh_rows() -> Iterator[Row]:
     The model is the same for any GPU, so that column ``device`` has H100 for all rows.
     """
     from torch.distributed.device_mesh import DeviceMesh, _mesh_resources
-    from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor import _collective_utils as model
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
     meshes = {}
     topologies = {}
@@ -253,21 +268,32 @@ def _mesh_rows() -> Iterator[Row]:
     # The model states bandwidths in GB/s.
     bytes_per_s = 1e9 * topologies[8].mesh_dim_bandwidth[0]
     yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
-    # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's bytes. The
-    # time of an empty message is subtracted, so that the bytes alone count.
+    # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's
+    # bytes. The time of an empty message is subtracted, so that the bytes alone count.
     gib_us = model.allreduce_cost(1, topologies[8], 0)
     empty_us = model.allreduce_cost(0, topologies[8], 0)
     bytes_per_s = GIB * 14 / 8 / (gib_us - empty_us) * 1e6
     yield "mesh", "bytes_per_s", "large", "H100", 8, GIB, bytes_per_s
-    # A matrix of 100 MiB, which is 5120 x 5120 numbers of 4
-    # bytes: its shape, its strides and its type.
+    yield from _redistribution_rows(meshes[8])
+
+
+def _redistribution_rows(mesh: DeviceMesh) -> Iterator[Row]:
+    """Yield the seconds that DTensor's cost model estimates to redistribute a matrix of 100 MiB.
+
+    The ``mesh`` has 8 ranks. Each rank has a part of the rows before. After an all-gather each
+    rank has the whole matrix, and after an all-to-all a part of the columns.
+    """
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor import _collective_utils as model
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    # 5120 x 5120 numbers of 4 bytes: the shape, the strides and the type.
     meta = TensorMeta(torch.Size((5120, 5120)), (5120, 1), torch.float32)
-    # Each rank has a part of the rows before. After an all-gather each rank has the whole matrix,
-    # and after an all-to-all a part of the columns.
-    source = DTensorSpec(meshes[8], (Shard(0),), meta)
+    source = DTensorSpec(mesh, (Shard(0),), meta)
     for what, placement in (("all_gather", Replicate()), ("all_to_all", Shard(1))):
-        target = DTensorSpec(meshes[8], (placement,), meta)
+        target = DTensorSpec(mesh, (placement,), meta)
         message_us = model.one_step_redistribute_cost(source, target)
+        # The model estimates microseconds.
         yield "mesh", "seconds", what, "H100", 8, 100 * MIB, message_us / 1e6
 
 
@@ -287,31 +313,39 @@ def profile_of(samples: Mapping[str, Mapping[int, Sequence[float]]]) -> Any:
     """
     from torch._inductor.fx_passes.profile_guided_estimation import ProfileData
 
-    # PyTorch reads a profile from a file of the profiler's events, which is made here. A number of float32
-    # has 4 bytes.
+    # PyTorch reads a profile from a file of the profiler's events, which is made here.
     events = []
     for collective, samples_by_size in samples.items():
         for size, samples_s in samples_by_size.items():
-            # The keys are those that the profiler writes.
-            arguments = {
-                "Process Group Ranks": "[0, 1]",
-                "Group size": 2,
-                "dtype": "Float",
-                "In msg nelems": size // 4,
-                "Out msg nelems": size // 4,
-                "Collective name": collective,
-            }
-            events += [
-                # The profiler's durations are in microseconds.
-                {"cat": "kernel", "dur": 1e6 * seconds, "args": arguments}
-                for seconds in samples_s
-            ]
+            events += [_event(collective, size, seconds) for seconds in samples_s]
     profile = ProfileData()
     with scratch() as folder:
         path = folder / "profile.json"
         path.write_text(json.dumps({"traceEvents": events}))
         profile.load(str(path))
     return profile
+
+
+def _event(collective: str, size: int, seconds: float) -> dict[str, Any]:
+    """Return the event that the profiler writes for one message of float32 between two ranks.
+
+    The ``size`` is in bytes.
+    """
+    # A number of float32 has 4 bytes.
+    elements = size // 4
+    return {
+        "cat": "kernel",
+        # The profiler's durations are in microseconds.
+        "dur": 1e6 * seconds,
+        "args": {
+            "Process Group Ranks": "[0, 1]",
+            "Group size": 2,
+            "dtype": "Float",
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "Collective name": collective,
+        },
+    }
 
 
 def _profile_rows() -> Iterator[Row]:
@@ -327,8 +361,8 @@ def _profile_rows() -> Iterator[Row]:
         "allreduce": {MIB: (100e-6,)},
         "_allgather_base": {MIB: (50e-6,)},
     }
-    # By the case, as column ``what`` has it: the samples of
-    # the profile, and the sizes that are estimated.
+    # By the case, as column ``what`` has it: the samples of the profile, and the sizes that are
+    # estimated.
     cases: dict[str, tuple[Any, Sequence[int]]] = {
         "all_reduce": ({"allreduce": SEEN}, SIZES),
         "seen_thrice": ({"allreduce": three_samples}, [MIB]),

@@ -358,36 +358,13 @@ def read(
     UserError
         If there is no such suite or file, or if the file is wrong.
     """
-    suites = {path.stem: path for path in SUITES.glob("*.json")}
-    file = Path(name)
-    if str(name) in suites:
-        file = suites[str(name)]
-    elif not file.suffix:
-        # A name without an ending is neither a suite nor a file.
-        if file.is_dir():
-            raise UserError(f"{name}: is a directory: name a file .yml or .json in it")
-        advice = f"use {', '.join(sorted(suites))}"
-        if parts:
-            advice += f", a part of a suite ({', '.join(parts)})"
-        if others:
-            advice += f", {', '.join(others)}"
-        raise UserError(f"{name}: no such suite: {advice}, or a file .yml or .json")
+    file = _file_of(name, parts, others)
     given = _parsed(file)
     # Keys of the suite itself, and keys that hold for its points.
     attributes = signature(Suite).parameters
     of_suite = {key: value for key, value in given.items() if key in attributes}
     of_points = {key: value for key, value in given.items() if key not in attributes}
-    # A key that no point can have is refused here, so that the error names the file and not the first point.
-    known = {*attributes, *KEYS, "measure"}
-    for key in of_points:
-        if key not in known:
-            raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
-    # The values of these keys are checked here for the same reason. The
-    # points are read with their keys later, so that the meanings are
-    # not kept. A key without a check in `KEYS` is checked only then.
-    for key, value in of_points.items():
-        if key in KEYS:
-            _checked_key(value, key, str(file))
+    _check_keys_of_points(of_points, file)
     # The first attribute of `Suite` is the file itself, which is no key of the file.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     # A point's own keys come last, so that they replace those of the file.
@@ -395,6 +372,44 @@ def read(
         {**of_points, **described} for described in arguments["points"]
     ]
     return Suite(file, **arguments)
+
+
+def _file_of(name: str | Path, parts: Sequence[str], others: Sequence[str]) -> Path:
+    """Return the file of the suite of that name, or the file that the name itself is.
+
+    Raises UserError if a name without an ending is no suite. The error then lists the suites, and
+    what else the user may name: ``parts`` of a suite, and ``others``.
+    """
+    suites = {path.stem: path for path in SUITES.glob("*.json")}
+    if str(name) in suites:
+        return suites[str(name)]
+    file = Path(name)
+    if file.suffix:
+        return file
+    if file.is_dir():
+        raise UserError(f"{name}: is a directory: name a file .yml or .json in it")
+    advice = f"use {', '.join(sorted(suites))}"
+    if parts:
+        advice += f", a part of a suite ({', '.join(parts)})"
+    if others:
+        advice += f", {', '.join(others)}"
+    raise UserError(f"{name}: no such suite: {advice}, or a file .yml or .json")
+
+
+def _check_keys_of_points(of_points: Mapping[str, Any], file: Path) -> None:
+    """Raise UserError if a key is unknown or has a wrong value that a file sets for all its points.
+
+    The keys are checked before the points are read, so that the error names the file and not the
+    first point. A key without a check in `KEYS` is checked only with the points.
+    """
+    known = {*signature(Suite).parameters, *KEYS, "measure"}
+    for key in of_points:
+        if key not in known:
+            raise UserError(f"{file}: {key}: unknown key: {_advice_on_key(key, known)}")
+    for key, value in of_points.items():
+        if key in KEYS:
+            # The meaning of the value is not kept. It is read again with each point.
+            _checked_key(value, key, str(file))
 
 
 def _parsed(file: Path) -> dict[str, Any]:
@@ -635,8 +650,8 @@ def _wanted(
     from workbook.record.kinds import KINDS
     from workbook.record.needs import NEEDS
 
-    # The check of this key is added to the global `KEYS` here, because the kinds are known only once they are
-    # imported, which needs torch.
+    # The check of this key is added to the global `KEYS` here, because the kinds are known only
+    # once they are imported, which needs torch.
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
@@ -647,8 +662,8 @@ def _wanted(
         special = {key: value for key, value in described.items() if key not in common}
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # The first parameter of all functions but `Grid` is a
-        # `Here`, where the session measures, and is no key.
+        # The first parameter of all functions but `Grid` is a `Here`, where the session measures,
+        # and is no key.
         skip = 0 if part_of_point == CAMPAIGN else 1
         arguments = read_keys(special, make, where, skip)
         if part == "all":
@@ -656,8 +671,8 @@ def _wanted(
         else:
             is_wanted = part == part_of_point
         if networks:
-            # `points` takes networks for the part "layers" only.
-            # A point that does not name its ranks has one.
+            # `points` takes networks for the part "layers" only. A point that does not name its
+            # ranks has one.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted and point.device in ("", device):

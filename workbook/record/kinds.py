@@ -281,8 +281,8 @@ def trainings(
             continue
         trained = _trained(here, case, plans, accumulate)
         key = f"training-{case.network}-{case.place}"
-        # The plans are made when the point is measured,
-        # because earlier points measure their inputs.
+        # The plans are made when the point is measured, because earlier points measure their
+        # inputs.
         make_settings = partial(_planned_settings, trained, repeats, iterations)
         yield parts.training_point(
             here,

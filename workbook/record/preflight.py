@@ -179,8 +179,9 @@ PRODUCT_SIZE = 2048
 def stand_in(device: str) -> str:
     """Return the compiled size of the stand-in, and its overlap with a product of matrices.
 
-    The stand-in is a kernel that loads the GPU as NCCL's communication kernel does. The measurements of
-    contention and of sharing need it to run at the same time as other kernels.
+    The stand-in is a kernel that loads the GPU as NCCL's communication kernel does. The
+    measurements of contention and of sharing need the stand-in to run at the same time as other
+    kernels.
 
     Parameters
     ----------
@@ -190,12 +191,12 @@ def stand_in(device: str) -> str:
     Raises
     ------
     UserError
-        If torch sees no GPU, if the stand-in does not compile, and if it does not run at the same time as
-        the product.
+        If torch sees no GPU, if the stand-in does not compile, and if it does not run at the same
+        time as the product.
     """
     import torch
 
-    from workbook.record.standin import Footprint, GpuStandIn, cubin
+    from workbook.record.standin import cubin
 
     if not torch.cuda.is_available():
         raise UserError(
@@ -204,6 +205,22 @@ def stand_in(device: str) -> str:
     major, minor = torch.cuda.get_device_capability()
     architecture = f"sm_{major}{minor}"
     size = format_bytes(len(cubin(architecture)))
+    overlap = _overlap()
+    line = f"{size} for {architecture}, runs beside {overlap:.1%} of a product"
+    if overlap <= OVERLAP:
+        raise UserError(f"{line}: kernels take turns here")
+    return line
+
+
+def _overlap() -> float:
+    """Return the share of a product of matrices in which all blocks of the stand-in ran.
+
+    It is that of the first try in which the share is above OVERLAP, else that of the last try.
+    """
+    import torch
+
+    from workbook.record.standin import Footprint, GpuStandIn
+
     neighbour = GpuStandIn()
     matrix = torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device="cuda")
 
@@ -214,21 +231,16 @@ def stand_in(device: str) -> str:
     # which it cannot do while the stand-in runs.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
-    # There are several tries. The first one loads the
-    # stand-in, which then does not overlap with the product.
+    # The first of several tries loads the stand-in, which then does not overlap with the product.
     for _ in range(neighbour.chances):
         # The marks of the product are not needed. ``read`` returns what the stand-in did meanwhile.
         _, read = neighbour.beside(footprint, multiply)
         # What the stand-in sent can be read once the product has ended.
         torch.cuda.synchronize()
-        # The share of the product's time in which all blocks of the stand-in ran.
         overlap = read().overlap_share
         if overlap > OVERLAP:
             break
-    line = f"{size} for {architecture}, runs beside {overlap:.1%} of a product"
-    if overlap <= OVERLAP:
-        raise UserError(f"{line}: kernels take turns here")
-    return line
+    return overlap
 
 
 CHECKS: dict[str, Check] = {"environment": environment, "packages": packages}

@@ -68,8 +68,8 @@ def record(
     dry_run : bool, optional
         Whether to measure nothing, and only say which points are missing.
     networks : sequence of str, optional
-        Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only layers can be
-        measured of them.
+        Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only layers
+        can be measured of them.
     predict : bool, optional
         Whether cases of campaigns and trainings are only predicted by models, and not measured.
     budget_s, pack, ignore_load
@@ -109,8 +109,8 @@ def record(
     if dry_run:
         return estimate(make_points, out, budget_s)
     if measured_suite.is_campaign or part == CAMPAIGN:
-        # Replays run in a lab, whose links have a limited
-        # rate. The text is empty if a lab can be made.
+        # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
+        # made.
         lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
@@ -124,8 +124,8 @@ def record(
         ignore_load=ignore_load,
         remark=LONG if is_full else "",
         strict=measured_suite.strict,
-        # The tables in data/recorded are put into one file
-        # for each schema. Others stay in files of their own.
+        # The tables in data/recorded are put into one file for each schema. Others stay in files
+        # of their own.
         pack_tables=out.resolve().is_relative_to(places.RECORDED.resolve()),
     )
 

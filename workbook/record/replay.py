@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -145,6 +144,18 @@ def _with_dilated_selection(cost: MessageCost, dilation: float) -> MessageCost:
     return replace(cost, selecting=dilated)
 
 
+def _refuse_other_collective(case: Case) -> None:
+    """Raise UserError if a case names a collective that a replay does not post."""
+    posted = of_gradients(sparse=case.sparse)
+    if case.collective == posted:
+        return
+    kind = "sparse" if case.sparse else "dense"
+    raise UserError(
+        f"replay: case {case.key} names {case.collective}: {kind} gradients are "
+        f"sent by {posted}"
+    )
+
+
 @dataclass(frozen=True)
 class Script:
     """What a rank plays in one iteration: when it waits, and what it sends.
@@ -197,19 +208,12 @@ class Script:
         Raises
         ------
         UserError
-            If the case is sparse and no ``selection`` is given, or if the case names a collective that a
-            replay does not post.
+            If the case is sparse and no ``selection`` is given, or if the case names a collective
+            that a replay does not post.
         """
         case = planned.case
         plan = planned.plan
-        # The collective that a replay posts for such gradients.
-        posted = of_gradients(sparse=case.sparse)
-        if case.collective != posted:
-            kind = "sparse" if case.sparse else "dense"
-            raise UserError(
-                f"replay: case {case.key} names {case.collective}: {kind} gradients are "
-                f"sent by {posted}"
-            )
+        _refuse_other_collective(case)
         dilated = planned.workload.scaled(case.dilation)
         elements = sparse.elements_of(plan.group_bytes(dilated)).astype(int)
         kept: Sequence[int] = ()
@@ -367,8 +371,8 @@ def replay(
     tries : int, optional
         How often an iteration is played at most, while others disturb the machine.
     out : Path, optional
-        The directory of the file to which iterations are appended. An iteration that an interrupted replay
-        left there is not played again.
+        The directory of the file to which iterations are appended. An iteration that an
+        interrupted replay left there is not played again.
 
     Returns
     -------
@@ -385,14 +389,15 @@ def replay(
     with workspace(out) as directory:
         # The iterations that the file holds already, and those that need not be played.
         played = {*keep_complete(directory), *done}
-        # Round by round, so that drift of the machine meets all cases alike.
-        turns = [
-            (repeat, number)
-            for repeat, number in product(range(rounds), range(len(cases)))
-            if (cases[number].case.key, repeat) not in played
-        ]
-        # The ranks have a minute to start, and then three times the expected time of all tries, which only a
-        # replay that hangs exceeds.
+        # Which iterations are played, each by its round and the number of its case. They go round
+        # by round, so that drift of the machine meets all cases alike.
+        turns = []
+        for repeat in range(rounds):
+            for number, planned in enumerate(cases):
+                if (planned.case.key, repeat) not in played:
+                    turns.append((repeat, number))
+        # The ranks have a minute to start, and then three times the expected time of all tries,
+        # which only a replay that hangs exceeds.
         timeout_s = 60 + 3 * tries * rounds * round_s
         launch(
             replay_job,
@@ -457,8 +462,8 @@ class _Messages:
         self._script = script
         self._ranks = me.world_size
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so
-        # that sums and gathered parts can be checked.
+        # Each rank sends its number, counted from 1, so that sums and gathered parts can be
+        # checked.
         own_value = me.rank + 1.0
         # By group, what an all-reduce sends. It writes the sum over what was sent, so that dense
         # messages need no other memory.
@@ -472,8 +477,8 @@ class _Messages:
                 self._sparse.append([self._gathered(values), self._gathered(indices)])
         else:
             self._dense = [torch.full((n,), own_value) for n in script.elements]
-        # The last collective of each group, in the order of
-        # posting. A group is complete when its last collective is.
+        # The last collective of each group, in the order of posting. A group is complete when its
+        # last collective is.
         self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         # A daemon thread does not keep the process of a rank that fails alive.
@@ -601,8 +606,8 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
         How cores were used from the first message to the last.
     """
     n_groups = len(script.ready_s)
-    # By group, the clock's seconds when the rank woke up
-    # with the gradients, had selected, and had posted.
+    # By group, the clock's seconds when the rank woke up with the gradients, had selected, and
+    # had posted.
     awake_s = np.empty(n_groups)
     selected_s = np.empty(n_groups)
     posted_s = np.empty(n_groups)
@@ -669,8 +674,8 @@ def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
     groups_s = recorded_s[:-3].reshape(4, -1).T.tolist()
     yield _span("forward", -1, 0.0, forward_end_s)
     backward_begin_s = forward_end_s
-    # When the collective before ended. For the first
-    # collective, the link is free from the common start on.
+    # When the collective before ended. For the first collective, the link is free from the common
+    # start on.
     link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, posted_s, complete_s = groups_s[group]

@@ -54,8 +54,8 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         If an element is NaN and NaN is looked for.
     """
     d = magnitudes.numel()
-    # With few elements, torch.topk alone is as fast. Where many elements are selected, groups are small, and
-    # the k best of them hold a large part of all elements, so that little is saved.
+    # With few elements, torch.topk alone is as fast. Where many elements are selected, groups are
+    # small, and the k best of them hold a large part of all elements, so that little is saved.
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
     # torch.topk sees the maxima of d / size groups, and later the k x size elements of the k best
@@ -66,8 +66,8 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     # The elements that do not fill a last group are left over. All of them stay in the search.
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
     left_over = magnitudes[n_groups * group_size :]
-    # The maximum of a group with NaN is NaN, which counts
-    # as largest, so that this group is among the best.
+    # The maximum of a group with NaN is NaN, which counts as largest, so that this group is among
+    # the best.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
     # The positions of the remaining elements among all elements: first those of the best groups, as
@@ -147,15 +147,9 @@ def _selection_frames(
     with compute_on(
         f"selecting from {elements} elements on {device}", device
     ) as torch_device:
-        # A sample must be long enough to be timed. If tensors are small, it selects from several in
-        # turn: at most `MOST_IN_A_ROW` tensors, with at most `AT_ONCE` elements together.
-        n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
-        random = torch.Generator(torch_device).manual_seed(0)
-        magnitudes = torch.randn(
-            n_tensors, elements, generator=random, device=torch_device
-        )
-        # The largest elements are those with the largest absolute values.
-        magnitudes.abs_()
+        magnitudes = _drawn_magnitudes(elements, torch_device)
+        # A sample selects from all tensors in turn.
+        n_tensors = len(magnitudes)
         # Before each sample, more numbers of 4 bytes are added up than the caches hold. This drives
         # everything else out of the caches.
         cache_filler = torch.ones(
@@ -188,6 +182,18 @@ def _selection_frames(
                 "distribution": "normal",
             }
             yield clock.rows_by("operation", seconds, labels)
+
+
+def _drawn_magnitudes(elements: int, device: torch.device) -> Tensor:
+    """Return the absolute values of normal numbers, a row for each tensor of that many elements.
+
+    The largest elements are those with the largest absolute values.
+    """
+    # A sample must be long enough to be timed. If tensors are small, it selects from several in
+    # turn: at most `MOST_IN_A_ROW` tensors, with at most `AT_ONCE` elements together.
+    n_tensors = max(1, min(MOST_IN_A_ROW, AT_ONCE // elements))
+    random = torch.Generator(device).manual_seed(0)
+    return torch.randn(n_tensors, elements, generator=random, device=device).abs_()
 
 
 def _select_from_each(

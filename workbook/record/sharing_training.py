@@ -179,7 +179,7 @@ class Run:
         These are the bytes, the rate, the times of communication and the share of them that was
         hidden behind computing. Raises Incomplete if a message was not sent completely.
         """
-        # The seconds of each message, and how many chunks all its blocks have sent.
+        # By message, its seconds, and how many chunks all its blocks have sent.
         messages_s, sent_chunks = zip(*map(read_message, self.records), strict=True)
         blocks = [footprint.blocks for footprint in self.footprints]
         expected_chunks = np.multiply(self.chunks, blocks)
@@ -192,8 +192,8 @@ class Run:
         # The messages follow one another, so that their times add up. The GPU's timer may see no
         # time at all, by which bytes could not be divided.
         communication_s = max(TICK_S, sum(messages_s))
-        # The marks are the start, and the ends of the forward
-        # pass, the backward pass, waiting and the update.
+        # The marks are the start, and the ends of the forward pass, the backward pass, waiting and
+        # the update.
         _, _, backward_end_s, waited_s, _ = self.marks.seconds().tolist()
         exposed_s = waited_s - backward_end_s
         return {
@@ -201,8 +201,8 @@ class Run:
             "bytes_per_s": self.n_bytes / communication_s,
             "communication_s": communication_s,
             "exposed_communication_s": exposed_s,
-            # Waiting may take longer than the messages did. Then
-            # the share is 0, as nothing of them was hidden.
+            # Waiting may take longer than the messages did. Then the share is 0, as nothing of
+            # them was hidden.
             "overlap_share": max(0.0, 1 - exposed_s / communication_s),
         }
 
@@ -364,23 +364,25 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
-    # On a CPU the host computes itself, so that issuing
-    # takes all of an iteration and tells nothing.
+    # On a CPU the host computes itself, so that issuing takes all of an iteration and tells
+    # nothing.
     on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():
         # Runs of the warm-up come first, and are no samples.
-        issue_s = issued_s[setting][-len(seconds) :]
+        n_samples = len(seconds)
+        sample_runs = runs[setting][-n_samples:]
+        issue_s = issued_s[setting][-n_samples:]
         # If `EMPTY` itself is bound by the host, this raises.
         if on_gpu and is_host_bound(issue_s, seconds, setting):
             continue
         if setting == EMPTY:
-            rows = _none_sent(setting, seconds)
+            frames.append(_none_sent(setting, seconds))
         else:
-            rows = _sent_rows(sending, setting, runs[setting][-len(seconds) :], seconds)
-        frames.append(rows)
+            frames.append(_sent_rows(sending, setting, sample_runs, seconds))
     whole = pd.concat(frames, ignore_index=True)
-    # The rows of `EMPTY` are of quantity "compute", and those of all other settings of quantity "iteration".
+    # The rows of `EMPTY` are of quantity "compute", and those of all other settings of quantity
+    # "iteration".
     if set(whole["quantity"]) == {"compute"}:
         raise UserError("no setting is left of which a message was sent completely")
     return whole

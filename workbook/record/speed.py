@@ -159,30 +159,39 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     count : int
         The number of files.
     """
-    width, height = shape
-    random = np.random.default_rng(0)
-    # A few pictures are enough, because each file is read
-    # and decoded by itself, even if it repeats another file.
-    small_pictures, _ = drawn.draw_pictures(min(count, DISTINCT), seed=0)
-    pictures = []
-    for small in small_pictures:
-        # The drawn picture has shape (colours, height,
-        # width), and Pillow takes (height, width, colours).
-        large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
-        # Enlarged drawings are smoother than photographs. Noise, which is the same for all colours
-        # of a pixel, makes the JPEG files about twice as large.
-        grain = GRAIN * random.standard_normal((height, width, 1), np.float32)
-        grainy = np.clip(np.asarray(large) + grain, 0, 255)
-        pictures.append(pillow().fromarray(grainy.astype(np.uint8)))
+    # A few pictures are enough, because each file is read and decoded by itself, even if it
+    # repeats another file.
+    pictures = _grainy_pictures(shape, min(count, DISTINCT))
     paths = [directory / f"{number}.jpeg" for number in range(count)]
     for number, path in enumerate(paths):
         with open(path, "wb") as file:
             pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
             file.flush()
-            # The file is written to the disk now. The operating
-            # system could not drop it from its page cache before.
+            # The file is written to the disk now. The operating system could not drop it from its
+            # page cache before.
             os.fsync(file.fileno())
     return paths
+
+
+def _grainy_pictures(shape: tuple[int, int], count: int) -> list[Any]:
+    """Return different images of Pillow, of a width and a height, with the noise of photographs.
+
+    Enlarged drawings are smoother than photographs. The noise makes the JPEG files about twice as
+    large.
+    """
+    width, height = shape
+    random = np.random.default_rng(0)
+    small_pictures, _ = drawn.draw_pictures(count, seed=0)
+    pictures = []
+    for small in small_pictures:
+        # The drawn picture has shape (colours, height, width), and Pillow takes (height, width,
+        # colours).
+        large = pillow().fromarray(small.transpose(1, 2, 0)).resize(shape)
+        # The noise is the same for all colours of a pixel.
+        grain = GRAIN * random.standard_normal((height, width, 1), np.float32)
+        grainy = np.clip(np.asarray(large) + grain, 0, 255)
+        pictures.append(pillow().fromarray(grainy.astype(np.uint8)))
+    return pictures
 
 
 def decoded(content: bytes, side: int) -> torch.Tensor:

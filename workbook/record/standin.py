@@ -230,7 +230,8 @@ class GpuStandIn:
         ]
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            # Torch must not give the record's memory away before the kernel in this stream has ended.
+            # Torch must not give the record's memory away before the kernel in this stream has
+            # ended.
             record.record_stream(self._stream)
             self._send.launch(
                 footprint.blocks,
@@ -369,6 +370,19 @@ class _Launch(ctypes.Structure):
     )
 
 
+def _cluster_attributes(cluster: int) -> ctypes.Array[_Attribute]:
+    """Return the attributes of a launch in clusters of that many blocks.
+
+    The blocks of a cluster are spread over its processors.
+    """
+    shape, scheduling = _Attribute(), _Attribute()
+    shape.id = _CLUSTER
+    shape.value[:3] = (cluster, 1, 1)
+    scheduling.id = _CLUSTER_POLICY
+    scheduling.value[0] = _SPREAD
+    return (_Attribute * 2)(shape, scheduling)
+
+
 class CudaFunction:
     """A function of CUDA C++ on the current GPU, a kernel.
 
@@ -417,13 +431,7 @@ class CudaFunction:
             How many blocks form a cluster, or 1 for no clusters. The blocks of a cluster are spread
             over its processors.
         """
-        # The first attribute is the shape of a cluster, and
-        # the second one says how its blocks are scheduled.
-        attributes = (_Attribute * 2)()
-        attributes[0].id = _CLUSTER
-        attributes[0].value[:3] = (cluster, 1, 1)
-        attributes[1].id = _CLUSTER_POLICY
-        attributes[1].value[0] = _SPREAD
+        attributes = _cluster_attributes(cluster)
         # Without clusters no attribute is passed. GPUs before Hopper would refuse both.
         n_attributes = len(attributes) if cluster > 1 else 0
         # In the order of the fields of CUlaunchConfig.
@@ -435,8 +443,8 @@ class CudaFunction:
             attributes,
             n_attributes,
         )
-        # The driver takes the address of each argument, and
-        # reads the arguments before the call returns.
+        # The driver takes the address of each argument, and reads the arguments before the call
+        # returns.
         values = [_c_value(argument) for argument in arguments]
         addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
         # The last argument would be another way to pass the arguments of the function.

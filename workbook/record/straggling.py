@@ -322,8 +322,8 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
         process_group=process_group_of_users(me),
     )
     optimizer = SleepingSGD(ddp.parameters(), delays)
-    # An item of the data set is a whole batch. With None,
-    # the loader does not put several items together.
+    # An item of the data set is a whole batch. With None, the loader does not put several items
+    # together.
     loader = DataLoader(Batches(shape, delays), batch_size=None)
     batches = iter(loader)
 
@@ -593,6 +593,16 @@ def truth(out: Path) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def _injected_s(scenario: Scenario) -> dict[tuple[Any, str], float]:
+    """Return the injected seconds of an iteration by rank and phase, over all layers."""
+    layers = MODELS[scenario.model].layers
+    totals_s: dict[tuple[Any, str], float] = {}
+    for delay in scenario.inject:
+        key = (delay.rank, delay.phase)
+        totals_s[key] = totals_s.get(key, 0.0) + delay.total_s(layers)
+    return totals_s
+
+
 def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     """Return which delays were injected, and how long iterations took with and without them.
 
@@ -611,12 +621,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     """
     # Only iterations of an odd number have delays.
     even_s, odd_s = iterations_s(folder)
-    layers = MODELS[scenario.model].layers
-    # Delays of several layers are added up, by rank and phase.
-    totals_s: dict[tuple[Any, str], float] = {}
-    for delay in scenario.inject:
-        key = (delay.rank, delay.phase)
-        totals_s[key] = totals_s.get(key, 0.0) + delay.total_s(layers)
+    totals_s = _injected_s(scenario)
     if not totals_s:
         # A scenario without delays has one row all the same, for the times of its iterations.
         totals_s[("", "")] = 0.0
