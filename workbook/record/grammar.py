@@ -397,7 +397,7 @@ def _file_of(name: str | Path, parts: Sequence[str], others: Sequence[str]) -> P
 
 
 def _check_keys_of_points(of_points: Mapping[str, Any], file: Path) -> None:
-    """Raise UserError if a key is unknown or has a wrong value that a file sets for all its points.
+    """Raise UserError if a file gives all its points an unknown key, or a wrong value of a key.
 
     The keys are checked before the points are read, so that the error names the file and not the
     first point. A key without a check in `KEYS` is checked only with the points.
@@ -540,16 +540,21 @@ def points(
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
     if predict and not (suite.is_campaign or has_predictions):
-        # The user names a suite of the workbook without its folder and its ending.
-        named = suite.file.stem if suite.file.parent == SUITES else suite.file
-        raise UserError(
-            f"--predict: nothing can be predicted in {named}: leave --predict out, or name "
-            "the file of a campaign instead, such as examples/campaign.yml"
-        )
+        raise _nothing_to_predict(suite.file)
     if grids:
         # A campaign predicts its cases itself.
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
     return _ordered(listed)
+
+
+def _nothing_to_predict(file: Path) -> UserError:
+    """Return the error for a suite of which the user asks predictions and nothing is predicted."""
+    # The user names a suite of the workbook without its folder and its ending.
+    named = file.stem if file.parent == SUITES else file
+    return UserError(
+        f"--predict: nothing can be predicted in {named}: leave --predict out, or name "
+        "the file of a campaign instead, such as examples/campaign.yml"
+    )
 
 
 def _ordered(listed: Sequence[Point]) -> PointList:
@@ -656,10 +661,13 @@ def _wanted(
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
         # The keys that any point may have, and those of the kind of this point.
-        common = {
-            key: value for key, value in described.items() if key in Described._fields
-        }
-        special = {key: value for key, value in described.items() if key not in common}
+        common = {}
+        special = {}
+        for key, value in described.items():
+            if key in Described._fields:
+                common[key] = value
+            else:
+                special[key] = value
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
         # The first parameter of all functions but `Grid` is a `Here`, where the session measures,
@@ -670,12 +678,14 @@ def _wanted(
             is_wanted = not point.by_name
         else:
             is_wanted = part == part_of_point
+        if point.device not in ("", device):
+            is_wanted = False
         if networks:
             # `points` takes networks for the part "layers" only. A point that does not name its
             # ranks has one.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
-        if is_wanted and point.device in ("", device):
+        if is_wanted:
             # Some kinds are in a lab only if they ask for a rate of its links.
             in_lab = NEEDS[point.measure].is_in_lab(arguments.get("rate", ()))
             yield _Wanted(where, part_of_point, make, arguments, in_lab)

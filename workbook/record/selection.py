@@ -70,16 +70,21 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
     # the best.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
-    # The positions of the remaining elements among all elements: first those of the best groups, as
-    # an array of shape (k, group_size), then those of the left-overs.
-    inside = torch.arange(group_size, device=magnitudes.device)
-    positions_in_best = (best_groups[:, None] * group_size + inside).flatten()
-    left_over_positions = torch.arange(
-        n_groups * group_size, d, device=magnitudes.device
-    )
-    positions = torch.cat([positions_in_best, left_over_positions])
+    # The positions of the remaining elements among all elements, in the same order.
+    in_left_over = torch.arange(n_groups * group_size, d, device=magnitudes.device)
+    positions = torch.cat([_members(best_groups, group_size), in_left_over])
     # `_topk` returns positions among the remaining elements.
     return positions[_topk(remaining, k, refuse_nan)]
+
+
+def _members(groups: Tensor, group_size: int) -> Tensor:
+    """Return the positions of all elements of some groups, group by group.
+
+    Of groups of equal size, group 0 has the elements from position 0 on, and ``groups``, shape
+    (k,), has the numbers of k of them. The result has shape (k * group_size,).
+    """
+    inside = torch.arange(group_size, device=groups.device)
+    return (groups[:, None] * group_size + inside).flatten()
 
 
 def _topk(magnitudes: Tensor, k: int, refuse_nan: bool) -> Tensor:

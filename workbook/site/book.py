@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,17 +106,13 @@ def build(
     # The last notebooks take the longest. They begin first, so that none of them is left to run
     # alone at the end.
     together = [path for path in reversed(chosen) if path not in alone]
-    cores = os.cpu_count() or 1
-    for group, at_once in ((alone, 1), (together, min(AT_ONCE, cores))):
-        if group:
-            run(
-                group,
-                here,
-                executed=executed,
-                reports=reports,
-                inputs=inputs,
-                at_once=at_once,
-            )
+    run_group = partial(
+        run, here=here, executed=executed, reports=reports, inputs=inputs
+    )
+    if alone:
+        run_group(alone, at_once=1)
+    if together:
+        run_group(together, at_once=min(AT_ONCE, os.cpu_count() or 1))
     # The import is here because it takes longer than running a small notebook.
     from workbook.site import website
 
@@ -367,17 +364,6 @@ class _Run:
         atomic_write(self.note, b"{}")
         # The notebook writes into a directory of its own, which is published if it succeeds.
         (self.directory / "reports").mkdir(parents=True)
-        # The process runs in another directory, where it must import the same packages.
-        search_path = [str(PACKAGES[0].parent)]
-        if os.environ.get("PYTHONPATH"):
-            search_path.append(os.environ["PYTHONPATH"])
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(search_path),
-            outputs.REPORTS_VARIABLE: f"{self.directory}/reports",
-            # Exercises are answered by their solutions.
-            exercises.SOLVED_VARIABLE: "1",
-        }
         # The process runs `execute` with the last two of these as its arguments.
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
@@ -387,11 +373,25 @@ class _Run:
             self.process = subprocess.Popen(
                 command,
                 cwd=self.directory,
-                env=environment,
+                env=self._environment(),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
             )
+
+    def _environment(self) -> dict[str, str]:
+        """Return the environment variables of the process that runs the notebook."""
+        # The process runs in another directory, where it must import the same packages.
+        search_path = [str(PACKAGES[0].parent)]
+        if os.environ.get("PYTHONPATH"):
+            search_path.append(os.environ["PYTHONPATH"])
+        return {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(search_path),
+            outputs.REPORTS_VARIABLE: f"{self.directory}/reports",
+            # Exercises are answered by their solutions.
+            exercises.SOLVED_VARIABLE: "1",
+        }
 
     def end(self) -> None:
         """End the process and its kernel, and wait until both have ended.
@@ -485,21 +485,12 @@ def execute(notebook: str, here: str) -> str:
         Why the notebook failed, or an empty string.
     """
     import papermill
-    from jupyter_client.kernelspec import KernelSpecManager
-    from jupyter_client.manager import AsyncKernelManager
     from jupyter_core.utils import run_sync
 
     content = nbformat.read(notebook, as_version=4)
     # Papermill would warn of a parameter that the notebook does not have.
     has_here = "here" in papermill.inspect_notebook(content)
-    # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
-    # cell. Without any kernel_dirs, the kernel "python3" is that of this Python. An installed one
-    # of this name may belong to another Python.
-    kernel = AsyncKernelManager(
-        connection_file=os.path.abspath("kernel.json"),
-        transport="ipc",
-        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
-    )
+    kernel = _own_kernel()
     died = ""
     try:
         # The exception is dropped, because _failure reads the error of a cell from the copy.
@@ -521,6 +512,24 @@ def execute(notebook: str, here: str) -> str:
     finally:
         run_sync(kernel.shutdown_kernel)(now=True)
     return _failure(nbformat.read(COPY, as_version=4).cells, died)
+
+
+def _own_kernel() -> Any:
+    """Return the manager of a kernel "python3" that runs this Python.
+
+    An installed kernel of this name may belong to another Python.
+    """
+    from jupyter_client.kernelspec import KernelSpecManager
+    from jupyter_client.manager import AsyncKernelManager
+
+    return AsyncKernelManager(
+        connection_file=os.path.abspath("kernel.json"),
+        # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
+        # cell.
+        transport="ipc",
+        # Without any kernel_dirs, no installed kernel is found.
+        kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
+    )
 
 
 def _failure(copied: Sequence[Any], died: str) -> str:

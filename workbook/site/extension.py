@@ -162,13 +162,7 @@ def list_parameters(
     lines : list of str
         The docstring, which is changed in place.
     """
-    # Without a heading, the whole docstring is the top. The first section begins at its heading,
-    # which is the line above the underline.
-    end = len(lines)
-    for index, line in enumerate(lines):
-        if re.fullmatch("-{3,}", line):
-            end = index - 1
-            break
+    end = _first_heading(lines)
     listed: list[str] = []
     # Whether the line before this one belongs to an item of the list. reST needs an empty line
     # before and after a list.
@@ -189,6 +183,18 @@ def list_parameters(
             listed.append(line)
             is_item = False
     lines[:end] = listed
+
+
+def _first_heading(lines: list[str]) -> int:
+    """Return the index of the first underlined heading of a docstring.
+
+    Without a heading, it is the number of lines.
+    """
+    for index, line in enumerate(lines):
+        if re.fullmatch("-{3,}", line):
+            # The heading is the line above its underline.
+            return index - 1
+    return len(lines)
 
 
 def link_to_repository(app: Sphinx, config: Config) -> None:

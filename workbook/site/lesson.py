@@ -74,6 +74,7 @@ def as_page(
         If an exercise has no solution, or if a fold would contain a heading.
     """
     page = copy.deepcopy(notebook)
+    opening = f'<details class="answer">\n<summary>{ANSWER}</summary>'
     # The cells of the page, and whether the last of them stands in an open fold.
     cells: list[Any] = []
     in_fold = False
@@ -84,11 +85,9 @@ def as_page(
             continue
         # Cells of HTML open a fold before the first cell of an answer, and close it after the last.
         is_answer = _is_answer(cell)
-        if is_answer and not in_fold:
-            opening = f'<details class="answer">\n<summary>{ANSWER}</summary>'
-            cells.append(_markdown(opening, f"fold-{len(cells)}"))
-        if in_fold and not is_answer:
-            cells.append(_markdown("</details>", f"fold-{len(cells)}"))
+        if is_answer != in_fold:
+            html = opening if is_answer else "</details>"
+            cells.append(_markdown(html, f"fold-{len(cells)}"))
         in_fold = is_answer
         number = _exercise_number(tags)
         if number is not None:

@@ -112,16 +112,7 @@ def _cells(claim: Claim) -> dict[str, Any]:
         If the claim has neither a check nor a row that says why it has none.
     """
     if claim.id not in claims.CHECKS:
-        # The outcome, the reason and the notebook of each claim without a check.
-        without_check = claims.without_check()
-        if claim.id not in without_check.index:
-            raise UserError(
-                "it has no check: write one, or why not into the paper's open.csv"
-            )
-        row = without_check.loc[claim.id]
-        cells = _open_cells(row["notebook"], row["why"])
-        cells["outcome"] = Outcome(row["outcome"])
-        return cells
+        return _cells_without_check(claim)
     check = claims.CHECKS[claim.id]
     result = check()
     verdict = _settled(claim, result)
@@ -135,6 +126,23 @@ def _cells(claim: Claim) -> dict[str, Any]:
     cells["notebook"] = ""
     cells["note"] = "; ".join(notes)
     cells["outcome"] = outcome
+    return cells
+
+
+def _cells_without_check(claim: Claim) -> dict[str, Any]:
+    """Return the cells of a claim that has no check, from the file that says why.
+
+    Raises UserError if the file has no row of the claim.
+    """
+    # The outcome, the reason and the notebook of each claim without a check.
+    without_check = claims.without_check()
+    if claim.id not in without_check.index:
+        raise UserError(
+            "it has no check: write one, or why not into the paper's open.csv"
+        )
+    row = without_check.loc[claim.id]
+    cells = _open_cells(row["notebook"], row["why"])
+    cells["outcome"] = Outcome(row["outcome"])
     return cells
 
 
@@ -370,6 +378,22 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     >>> unsupported_numbers(cells, "ResNet-50 gains 6.6% in 3 runs (Fig 2), not 9%.")
     ['9']
     """
+    known = _known_numbers(row)
+    # A text may state a number x of the row as it stands, as a share of 1 in per cent, or a ratio
+    # as a gain or a loss in per cent.
+    possible = np.concatenate(
+        [known, 100 * known, 100 * (known - 1), 100 * (1 - known)]
+    )
+    # The digits in names such as ResNet-50 and Fig 2 are no numbers.
+    return [
+        number
+        for number in _NUMBER.findall(_NAMES.sub(" ", text))
+        if not _is_rounded_from(number, possible)
+    ]
+
+
+def _known_numbers(row: Mapping[str, Any]) -> np.ndarray:
+    """Return the numbers in a row of `shown`, those in its texts and the ends of its intervals."""
     fields = (
         "place",
         "quantity",
@@ -384,18 +408,7 @@ def unsupported_numbers(row: Mapping[str, Any], text: str) -> list[str]:
     # The ends of the computed intervals. A claim without a result has the text "" instead.
     if isinstance(row["spans"], np.ndarray):
         known.extend(row["spans"][np.isfinite(row["spans"])])
-    # A text may state a number x of the row as it stands, as a share of 1 in per cent, or a ratio
-    # as a gain or a loss in per cent.
-    possible = np.array(known)
-    possible = np.concatenate(
-        [possible, 100 * possible, 100 * (possible - 1), 100 * (1 - possible)]
-    )
-    # The digits in names such as ResNet-50 and Fig 2 are no numbers.
-    return [
-        number
-        for number in _NUMBER.findall(_NAMES.sub(" ", text))
-        if not _is_rounded_from(number, possible)
-    ]
+    return np.array(known)
 
 
 def _value(number: str) -> float:

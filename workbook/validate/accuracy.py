@@ -101,7 +101,7 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         disturbed = runs["disturbed"]
     else:
         disturbed = pd.Series(False, runs.index)
-    # By case, whether all its iterations were disturbed. Then it has no others to count.
+    # By case, whether all its iterations were disturbed. Such a case has no others to count.
     all_disturbed = disturbed.groupby(runs["case"]).all()
     has_no_others = runs["case"].map(all_disturbed)
     runs = runs[~disturbed | has_no_others]
@@ -386,25 +386,26 @@ def judge(
 
 
 def _frozen_ends(form: str) -> pd.DataFrame:
-    """Return the ends of the intervals by which recorded cases were first judged.
+    """Return the frozen prediction intervals, by which recorded cases were first judged.
 
-    They are kept in data/intervals.csv as they were then.
+    They are stored in data/intervals.csv.
 
     Parameters
     ----------
     form : str
-        The form of our model's cost. The kept intervals are of the form "table", so that no
-        other form has any.
+        The form of our model's cost. The stored intervals are of the form "table", and do not
+        belong to the predictions of another form.
 
     Returns
     -------
     DataFrame
-        ``lower_s`` and ``upper_s`` by case.
+        ``lower_s`` and ``upper_s``, the ends in seconds, by case.
     """
     ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case").dropna()
-    if form == "table":
-        return ends
-    return ends.iloc[:0]
+    if form != "table":
+        # No rows.
+        return ends.iloc[:0]
+    return ends
 
 
 # -- predictions that were written before their runs ---------------------------------

@@ -19,8 +19,9 @@ reach the link at any time of these. Then the link is free, on average, x second
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -305,35 +306,43 @@ def fit_rings(
         """Return what the fit makes small, shape (..., n + 1)."""
         return _residuals(values, samples, log_share_prior, waking is None)
 
-    def jacobian(values: Floats) -> Floats:
-        """Return central differences, shape (n + 1, 3)."""
-        step = 1e-5
-        # Each row changes one constant alone.
-        changes = step * np.eye(3)
-        differences = residuals(values + changes) - residuals(values - changes)
-        return np.asarray(differences.T / (2 * step))
-
     log_software = _log_software(labs[0])
-    # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
-    # from the share of the prior and from an eighth of it, to try both sides of the bend. In
-    # logarithms, the bounds let a round trip have at most a second of software, a byte differ
-    # from its rate by a factor of at most e^0.5, and a rank take at most all cores. With the
-    # loss soft_l1, large errors count less than by their squares.
+    # In logarithms, the upper bounds let a round trip have at most a second of software, a byte
+    # take at most e^0.5 times as long as at the rate of the link, and a rank take at most all
+    # cores. The lower bounds let bytes be faster than the rate by at most the same factor.
+    bounds = ([-20, -0.5, -6], [0, 0.5, 0])
     fits = []
+    # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
+    # from the share of the prior and from an eighth of it, to try both sides of the bend.
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         # The middle constant is the factor on the time of bytes, at first 1.
         start = np.array((log_software, 0.0, log_share))
-        fits.append(
-            least_squares(
-                residuals,
-                start,
-                jacobian,
-                bounds=([-20, -0.5, -6], [0, 0.5, 0]),
-                loss="soft_l1",
-            )
+        fit = least_squares(
+            residuals,
+            start,
+            partial(_central_differences, residuals),
+            bounds=bounds,
+            # Large errors count less than by their squares.
+            loss="soft_l1",
         )
+        fits.append(fit)
     # The attribute cost is what the fit makes small, and x are the values.
     return np.asarray(min(fits, key=lambda fit: fit.cost).x)
+
+
+def _central_differences(
+    function: Callable[[Floats], Floats], values: Floats
+) -> Floats:
+    """Return the derivatives of the n residuals by the three constants, shape (n, 3).
+
+    ``function`` returns the residuals of ``values``, shape (3,). For values of shape (3, 3), it
+    returns a row of residuals for each row.
+    """
+    step = 1e-5
+    # Each row changes one constant alone.
+    changes = step * np.eye(3)
+    differences = function(values + changes) - function(values - changes)
+    return np.asarray(differences.T / (2 * step))
 
 
 def _log_software(lab: RingLab) -> float:

@@ -394,11 +394,12 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     healthy = judged[judged["right_rank"].isna()]
     with_remedy = judged[judged["remedy_s"].notna()]
     # If two ranks are delayed, the iteration without one delay still has the other one.
-    # Iterations without any delay then do not tell how long it takes.
+    # Iterations without any delay then do not tell how long such an iteration takes.
     single = injected[injected["delayed_ranks"] == 1]
     without_error = (single["without_s"] / single["even_s"] - 1).abs()
     # A delay of which explain says nothing counts as an infinite error.
     without_error = without_error.fillna(np.inf)
+    # What an iteration really gains without the delay.
     truth_s = single["odd_s"] - single["even_s"]
     holds = (single["lower_s"] <= truth_s) & (truth_s <= single["upper_s"])
     return {
