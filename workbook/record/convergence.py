@@ -212,12 +212,14 @@ class _Training:
         their losses, how many were classified correctly, and how many there are.
         """
         total = np.zeros(3)
+        all_inputs, all_labels = self.training
         ranks = len(self.networks)
         self.optimizer.zero_grad()
         for rank, network in enumerate(self.networks):
             # Of n ranks, rank r takes the images r, r + n, r + 2 n and so on of the batch.
-            inputs, labels = (part[positions[rank::ranks]] for part in self.training)
-            logits = network(inputs)
+            own_positions = positions[rank::ranks]
+            labels = all_labels[own_positions]
+            logits = network(all_inputs[own_positions])
             loss = nn.functional.cross_entropy(logits, labels)
             if self.exchange:
                 # The exchange takes the gradients of this rank, and makes the mean of the ranks
@@ -392,16 +394,19 @@ def workload(network: str) -> Workload:
     layer_flops = _forward_flops(model)
     # In the order in which gradients become ready, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
-    elements = pd.Series({name: p.numel() for name, p in parameters})
-    # The name of a tensor is that of its layer and, after the last dot, "weight" or "bias".
-    layers = elements.index.str.rpartition(".").get_level_values(0)
-    elements_of_layer = elements.groupby(layers).transform("sum").to_numpy()
+    elements = np.array([p.numel() for _, p in parameters])
+    # The layer of each tensor. The name of a tensor is that of its layer and, after the last dot,
+    # "weight" or "bias".
+    layers = [name.rpartition(".")[0] for name, _ in parameters]
+    # For each tensor, the elements of its layer.
+    layer_elements = pd.Series(elements).groupby(layers).sum()
+    elements_of_layer = layer_elements[layers].to_numpy()
     # The counter leaves out layers without products, such as batch normalisation. They count as 0.
     flops_of_layer = np.array([layer_flops.get(layer, 0) for layer in layers])
     # FLOPs of each tensor: those of its layer, times its share of the layer's elements.
-    flops = flops_of_layer / elements_of_layer * elements.to_numpy()
+    flops = flops_of_layer / elements_of_layer * elements
     backward_s = PLANNED_BACKWARD_S * flops / flops.sum()
-    n_bytes = ELEMENT_BYTES * elements.to_numpy()
+    n_bytes = ELEMENT_BYTES * elements
     forward_s = PLANNED_BACKWARD_S / 2
     return Workload.from_arrays(forward_s, backward_s, n_bytes)
 

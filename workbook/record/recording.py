@@ -86,8 +86,12 @@ def record(
         As `run_session` does. Also for a wrong file, for short tables in the directory of the suite
         full, and where a lab or a GPU is needed and lacking.
     """
-    name = suite if what in PARTS else what
-    part = what if what in PARTS else "all"
+    if what in PARTS:
+        name = suite
+        part = what
+    else:
+        name = what
+        part = "all"
     # An error for an unknown name lists all that the command records. It records straggling, too,
     # which is in no suite and does not go through this function.
     measured_suite = read(name, parts=PARTS, others=("straggling",))

@@ -190,9 +190,9 @@ def _selection_frames(
 
 
 def _drawn_magnitudes(elements: int, device: torch.device) -> Tensor:
-    """Return the absolute values of normal numbers, a row for each tensor of that many elements.
+    """Return absolute values of normal numbers, shape (tensors, elements).
 
-    The largest elements are those with the largest absolute values.
+    They are absolute because elements are selected by their absolute values.
     """
     # A sample must be long enough to be timed. If tensors are small, it selects from several in
     # turn: at most `MOST_IN_A_ROW` tensors, with at most `AT_ONCE` elements together.

@@ -179,11 +179,16 @@ class Run:
         These are the bytes, the rate, the times of communication and the share of them that was
         hidden behind computing. Raises Incomplete if a message was not sent completely.
         """
-        # By message, its seconds, and how many chunks all its blocks have sent.
-        messages_s, sent_chunks = zip(*map(read_message, self.records), strict=True)
+        messages_s = []
+        # By message, how many chunks all its blocks have sent.
+        sent_chunks = []
+        for record in self.records:
+            seconds, chunks = read_message(record)
+            messages_s.append(seconds)
+            sent_chunks.append(chunks)
         blocks = [footprint.blocks for footprint in self.footprints]
         expected_chunks = np.multiply(self.chunks, blocks)
-        if list(sent_chunks) != expected_chunks.tolist():
+        if sent_chunks != expected_chunks.tolist():
             raise Incomplete(
                 f"stand-in as {self.footprints[-1]}: sent {sum(sent_chunks)} of "
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "

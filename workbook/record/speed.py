@@ -268,11 +268,12 @@ def _input_frames(
         for content in contents:
             decoded(content, side)
 
-    seconds = clock.measure(decode_all, budget)
+    decode_s = clock.measure(decode_all, budget)
     # Decoding takes the contents from memory, so that nothing comes from the disk.
     decoding = {"quantity": "decode", "how": "one core", "from_disk": 0.0}
-    yield clock.sample_rows({**labels, **decoding}, seconds)
-    seconds, disk_bytes = _cold_reads(paths, budget)
+    yield clock.sample_rows({**labels, **decoding}, decode_s)
+
+    read_s, disk_bytes = _cold_reads(paths, budget)
     # By sample, the share of the files' bytes that came from the disk.
     from_disk = disk_bytes / n_bytes
     # The operating system reads whole blocks, and so at least as many bytes as the files have. With
@@ -282,7 +283,7 @@ def _input_frames(
             f"no cold reads: {from_disk.min():.0%} of a dropped file came from the disk"
         )
     reading = {"quantity": "read", "how": "cold files", "from_disk": from_disk}
-    yield clock.sample_rows({**labels, **reading}, seconds)
+    yield clock.sample_rows({**labels, **reading}, read_s)
 
 
 def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:

@@ -446,7 +446,9 @@ class CudaFunction:
         # The driver takes the address of each argument, and reads the arguments before the call
         # returns.
         values = [_c_value(argument) for argument in arguments]
-        addresses = (c_void_p * len(values))(*map(ctypes.addressof, values))
+        addresses = (c_void_p * len(values))(
+            *[ctypes.addressof(value) for value in values]
+        )
         # The last argument would be another way to pass the arguments of the function.
         _driver(
             "cuLaunchKernelEx", byref(configuration), self._function, addresses, None

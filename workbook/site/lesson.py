@@ -348,12 +348,12 @@ def _needed_statements(statements: Sequence[ast.stmt], name: str) -> set[int]:
     At least one of the ``statements``, which are the top level of a solution, must set the
     name.
     """
-    changing = [
+    # The last statement that sets or changes the name.
+    last = max(
         index
         for index, statement in enumerate(statements)
         if name in _changed(statement)
-    ]
-    last = changing[-1]
+    )
     # Statements after the last change of the name cannot matter. An exception are functions: a
     # function may call another one that is defined below it.
     candidates = [

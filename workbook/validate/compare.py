@@ -207,9 +207,10 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
     """
     rng = np.random.default_rng(0)
     rows = []
-    for lab, lab_runs in runs.groupby(["network", "link", "workers"], sort=False):
+    network_and_lab = ["network", "link", "workers"]
+    for labels, own_runs in runs.groupby(network_and_lab, sort=False):
         # The mean iteration of each round (row) and plan (column).
-        table = lab_runs.pivot_table(
+        table = own_runs.pivot_table(
             index="repeat", columns="plan", values="iteration_s"
         )
         if plan not in table:
@@ -222,15 +223,6 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
             # Each resample draws as many rounds as there are, with replacement.
             resamples = rng.choice(ratios, (DRAWS, ratios.size))
             lower, upper = interval(np.median(resamples, axis=1))
-            rows.append((*lab, other, ratios.size, np.median(ratios), lower, upper))
-    columns = [
-        "network",
-        "link",
-        "workers",
-        "other",
-        "pairs",
-        "ratio",
-        "lower",
-        "upper",
-    ]
+            rows.append((*labels, other, ratios.size, np.median(ratios), lower, upper))
+    columns = [*network_and_lab, "other", "pairs", "ratio", "lower", "upper"]
     return pd.DataFrame(rows, columns=columns)

@@ -574,7 +574,7 @@ def _extrapolated(
         try:
             cost = shown.cost(collective, nodes, measured.ranks)
         except UserError:
-            # Gathers are predicted for at most four times the nodes.
+            # The prediction is refused: gathers are predicted for at most four times the nodes.
             continue
         # Only sizes at which the cost has a time, so that none is interpolated.
         has_time = np.isin(measured.sizes, cost.bytes)
