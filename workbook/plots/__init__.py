@@ -228,13 +228,13 @@ def bars(
 def _group_middles(rows: int, *, in_pairs: bool) -> NDArray[np.float64]:
     """Return the middle of each group of bars on the horizontal axis, shape (rows,).
 
-    With ``in_pairs``, each two successive groups are a pair.
+    Groups are 1 apart. With ``in_pairs``, each two successive groups are a pair, and are nearer
+    to each other.
     """
     numbers = np.arange(rows)
     if not in_pairs:
         return numbers.astype(float)
-    # The two groups of a pair are moved towards each other: the first group to the right, and
-    # the second one to the left.
+    # The first group of a pair is moved to the right, and the second one to the left.
     return numbers + 0.12 * (-1) ** numbers
 
 
@@ -408,8 +408,8 @@ def _shade_printed(
 ) -> None:
     """Shade ranges that a paper prints over all rows of `intervals`.
 
-    ``printed`` has the ends of each range by its name. If ``mirrored``, each is also shaded at
-    the other side of 0.
+    ``printed`` has the ends of each range by its name, and the range has the colour of the name
+    if that has a look. If ``mirrored``, each range is also shaded at the other side of 0.
     """
     # Hatches tell at most two printed ranges apart without colour. A third range would not be
     # drawn.
@@ -508,7 +508,7 @@ def heat_maps(
 
 
 def _row_lengths(panels: Sequence[Panel], columns: int) -> list[int]:
-    """Return the length of the longest panel in each row of ``columns`` panels."""
+    """Return how many rows the longest heat map has in each row of ``columns`` panels."""
     lengths = [len(panel.grid) for panel in panels]
     longest = []
     for first in range(0, len(lengths), columns):
@@ -604,8 +604,8 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
 def _rotate_names(ax: Axes, longest_name: int) -> None:
     """Set the angles of the names of rows and columns next to a heat map.
 
-    ``longest_name`` is the number of letters of the longest name of a column. Longer names than
-    of 4 letters would overlap if they were level, and are slanted.
+    ``longest_name`` is the number of letters of the longest name of a column. Names of more than
+    4 letters would overlap if they were level, so that the names of columns are then slanted.
     """
     plt.setp(ax.get_yticklabels(), rotation=0)
     if longest_name > 4:

@@ -233,11 +233,12 @@ def measure_in_turn(
 def _first_failure(
     passages: _Passages, ways: Sequence[Any], alone_s: float
 ) -> Exception | None:
-    """Try the ways in turn, and return the exception of the first that fails, if one does.
+    """Try the ways of a neighbour in turn, and return the exception of the first that fails.
 
-    That way is dropped from the passages, and the ways after it are not tried. Without any way
-    there is nothing to compare the kernel alone with, so that the exception of the first way is
-    raised. The kernel alone takes ``alone_s`` seconds.
+    A way is one setting of what communicates beside the kernel, and `measure_in_turn` says when a
+    way fails. The way that fails is dropped from the passages, and the ways after it are not
+    tried. Returns None if none fails. The exception of the very first way is raised, because there
+    is then nothing to compare the kernel alone with. The kernel alone takes ``alone_s`` seconds.
     """
     for way in ways:
         try:
@@ -447,8 +448,8 @@ class Queues(ABC):
     def _put_all(self, ways: Sequence[str], marks: Marks) -> None:
         """Put so many operations into each stream that they outlast the computation beside them.
 
-        The current stream, in which the computation follows, waits until the first operation of
-        each stream has ended.
+        The computation follows in the current stream, which is made to wait for the first
+        operations.
 
         Parameters
         ----------
@@ -462,6 +463,7 @@ class Queues(ABC):
             self.put(ways)
             self._mark_streams(marks, ways)
             if number == 0:
+                # The computation begins once the first operation of each stream has ended.
                 for name in ways:
                     current.wait_stream(self.streams[name])
 

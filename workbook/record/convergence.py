@@ -414,8 +414,8 @@ def workload(network: str) -> Workload:
 def _forward_flops(model: nn.Module) -> dict[str, int]:
     """Return the FLOPs of the forward pass on one image, by the name of the layer.
 
-    The backward pass of a layer takes about twice as many FLOPs, so that the shares of layers
-    are about the same. Layers without products, such as batch normalisation, may be missing.
+    The shares of layers are about the same in the backward pass, which takes about twice as many
+    FLOPs for each layer. Layers without products, such as batch normalisation, are missing.
     """
     # The FLOPs do not depend on the image.
     inputs, _ = drawn.examples(1, held_out=True, side=SIDE)

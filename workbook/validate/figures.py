@@ -414,7 +414,7 @@ def _draw_pairs(
     color : str
         The colour of predictions.
     prefix : str, optional
-        What the labels of the legend begin with.
+        What the labels of the legend begin with. With "_", matplotlib leaves them out.
     """
     low = 100 * gains["low"]
     high = 100 * gains["high"]

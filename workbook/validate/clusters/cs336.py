@@ -184,6 +184,7 @@ def _buckets(gradients: Workload, bucket_bytes: int) -> list[Ints]:
         key=lambda position: _order_in_buckets(gradients.layer[position]),
     )
     in_buckets = np.array(by_registration)
+    # `plan.buffer` takes gradients in the order of a workload, of which it needs only the sizes.
     sizes_in_buckets = replace(gradients, bytes=gradients.bytes[in_buckets])
     filled = plan.buffer(sizes_in_buckets, bucket_bytes)
     return [in_buckets[members] for members in filled.slices]

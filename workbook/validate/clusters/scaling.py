@@ -365,7 +365,10 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def _interpolated(
     steps: pd.DataFrame, is_left_out: pd.Series, nodes: int
 ) -> dict[str, object]:
-    """Return ``error`` and ``inside`` of `interpolated_cases` for one count that is left out.
+    """Return how well one count is predicted while it is left out.
+
+    The keys are the columns ``error`` and ``inside`` of `interpolated_cases`: the relative error
+    of the predicted step, and whether the measured step is inside its interval.
 
     Parameters
     ----------

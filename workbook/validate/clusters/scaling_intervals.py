@@ -332,9 +332,10 @@ class Comparison:
         return table.assign(half=by_set["half"].median())
 
     def _numbers(self) -> Floats:
-        """Return the calibrated number for each step, shape (n,).
+        """Return for each step the number that calibrates its interval, shape (n,).
 
-        No source calibrates the number by which it is judged.
+        The number is calibrated on the steps of all other sources, so that no source is judged by
+        a number that it calibrated itself.
         """
         numbers = np.empty(len(self.steps))
         source = self.steps["source"].to_numpy()
