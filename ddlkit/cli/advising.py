@@ -192,10 +192,10 @@ def advise(arguments: argparse.Namespace) -> None:
     # Of the ranks that torchrun or srun started, only rank 0 has an advice, and prints it.
     if not advice:
         return
-    advised_plan = result["advice"]
     result["headline"] = _headline(result)
-    result["snippet"] = snippet(advice, advised_plan)
+    result["snippet"] = snippet(advice, result["advice"])
     result["origin"] = origin()
+    # An advice from tables has no such directory.
     if "measurements_directory" in result:
         directory = Path(result["measurements_directory"])
         result["origin"]["measured"] = _measured_when(directory)
@@ -204,16 +204,25 @@ def advise(arguments: argparse.Namespace) -> None:
     else:
         print("\n".join(screen(result)))
     if arguments.html:
-        from ddlkit.show import write_advice
+        _write_page(arguments.html, result, advice)
 
-        write_advice(
-            advice,
-            [*screen(result), "", *EXPLANATIONS],
-            arguments.html,
-            facts=result["origin"],
-            name_of_best=in_words(result["predicted_best"]),
-        )
-        print_remarks(notes=[f"the page was written: {arguments.html}"], warnings=[])
+
+def _write_page(path: Path, result: dict[str, Any], advice: Any) -> None:
+    """Write the page of --html, and print a note that it was written.
+
+    ``result`` is the advice as ``ddlkit advise --json`` prints it. ``advice`` is the `Advice`,
+    whose plans are drawn.
+    """
+    from ddlkit.show import write_advice
+
+    write_advice(
+        advice,
+        [*screen(result), "", *EXPLANATIONS],
+        path,
+        facts=result["origin"],
+        name_of_best=in_words(result["predicted_best"]),
+    )
+    print_remarks(notes=[f"the page was written: {path}"], warnings=[])
 
 
 def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
@@ -420,15 +429,13 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     measure_s, confirm_s = _measuring_times_s(arguments)
     # torchrun or srun may have started several copies of this command, each a rank.
     # Otherwise this process starts the ranks.
-    ranks_of_launcher = ranks_started(os.environ)
-    if ranks_of_launcher > 1:
-        ranks = ranks_of_launcher
-    else:
+    ranks = ranks_started(os.environ)
+    is_rank_of_launcher = ranks > 1
+    if not is_rank_of_launcher:
         ranks = ranks_to_start(
             arguments.ranks, default=2, program="ddlkit advise --model"
         )
     from ddlkit.measure.advise import AdviseSettings
-    from ddlkit.measure.given import check
 
     settings = AdviseSettings(
         model=arguments.model,
@@ -439,20 +446,34 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     out = arguments.out or _default_directory(arguments, ranks)
     refuse_impossible_outputs(out)
     with interrupt_says_kept(out):
-        if ranks_of_launcher > 1:
-            is_rank_0 = _measure_as_rank(settings, out)
-            # Only rank 0 has the tables.
-            if not is_rank_0:
-                return {}, None
-            return _result_and_advice(out, ranks, tried=confirm_s > 0)
-        # Ranks take a while to start. A mistake in the model is found here before that.
-        check(arguments.model)
-        # These directories are removed again if nothing is measured.
-        made = _to_be_made(out)
-        with only_command_in(out):
-            with _removing_leftovers(out, made):
-                _launch(arguments, settings, ranks, out)
-            return _result_and_advice(out, ranks, tried=confirm_s > 0)
+        if not is_rank_of_launcher:
+            return _advice_of_started_ranks(arguments, settings, ranks, out)
+        is_rank_0 = _measure_as_rank(settings, out)
+        # Only rank 0 has the tables.
+        if not is_rank_0:
+            return {}, None
+        return _result_and_advice(out, ranks, tried=confirm_s > 0)
+
+
+def _advice_of_started_ranks(
+    arguments: argparse.Namespace, settings: Any, ranks: int, out: Path
+) -> tuple[dict[str, Any], Any]:
+    """Start ``ranks`` ranks here that measure and try plans, and return what they found.
+
+    ``settings`` are the `AdviseSettings`. The ranks write their tables into ``out``, from
+    which the returned result to print and the `Advice` are read.
+    """
+    from ddlkit.measure.given import check
+
+    # Ranks take a while to start. A mistake in the model is found here before that.
+    check(arguments.model)
+    # These directories are removed again if nothing is measured.
+    made = _to_be_made(out)
+    # The tables are read before another command may write into the directory.
+    with only_command_in(out):
+        with _removing_leftovers(out, made):
+            _launch(arguments, settings, ranks, out)
+        return _result_and_advice(out, ranks, tried=settings.confirm_s > 0)
 
 
 _LEFTOVERS = (".lock", "job.json", LOGS)
@@ -632,24 +653,18 @@ def _result_and_advice(
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
-    from ddlkit.model.fits import strange_rows
 
     advice = read_advice(out)
     messages = store.load_table(out / "collectives.csv", "collectives")
-    measure_again = (
-        "run this command again on an idle machine, with a longer --minutes and another "
-        "--out"
-    )
-    # Warnings of times that do not depend on the size of the message as usual.
-    warnings = list(strange_rows(messages, remedy=measure_again))
+    warnings = _warnings_of_times(messages)
     print_warnings(warnings)
-    trials_path = out / "trials.csv"
     facts = {
         "network": store.read_profile(out / "layers.csv").network,
         "ranks": ranks,
         "measurements_directory": str(out),
         "warnings": warnings,
     }
+    trials_path = out / "trials.csv"
     # If the default is the only plan, there was nothing to compare it with, and no trial.
     only_default = len(advice.options) == 1
     # Without a trial, the prediction decides.
@@ -660,15 +675,36 @@ def _result_and_advice(
         return result, advice
     trials = store.load_table(trials_path, "trials")
     result = {**facts, **_result_of_trial(advice, trials, messages)}
-    # A measured iteration may contradict the prediction of its plan. The lines for a person
-    # say this below the plan, so these warnings are not printed.
-    contradictions = [
-        f"plan {plan['plan']}: {_contradiction(plan)}"
-        for plan in (result["default_plan"], result["best_plan"])
-        if plan.get("outside_of_predicted_interval")
-    ]
-    result["warnings"] = [*warnings, *contradictions]
+    # The lines for a person say this below each plan, so that it is not printed as a warning.
+    result["warnings"] = [*warnings, *_contradicted_predictions(result)]
     return result, advice
+
+
+def _warnings_of_times(messages: DataFrame) -> list[str]:
+    """Return warnings of message times that do not depend on the size as usual.
+
+    ``messages`` is the table ``collectives`` that this command measured.
+    """
+    from ddlkit.model.fits import strange_rows
+
+    measure_again = (
+        "run this command again on an idle machine, with a longer --minutes and another "
+        "--out"
+    )
+    return list(strange_rows(messages, remedy=measure_again))
+
+
+def _contradicted_predictions(result: Mapping[str, Any]) -> list[str]:
+    """Return a warning for each plan whose measured iteration contradicts its prediction.
+
+    ``result`` has summaries of two plans: PyTorch's default and the predicted best.
+    """
+    warnings = []
+    for plan in (result["default_plan"], result["best_plan"]):
+        # A plan that was not in the trial lacks this entry.
+        if plan.get("outside_of_predicted_interval"):
+            warnings.append(f"plan {plan['plan']}: {_contradiction(plan)}")
+    return warnings
 
 
 def _result_of_trial(
@@ -704,47 +740,61 @@ def _result_of_trial(
 
 
 def _add_measured_gain(result: dict[str, Any], rounds: DataFrame) -> None:
-    """Add the measured gain of the best plan to ``result``, and replace its advice.
+    """Add the gains that a trial measured to ``result``, and replace its advice.
 
-    Unless the trial supports the best plan, "advice" becomes to keep the default. The
-    advice before the trial stays as "predicted_advice". ``rounds`` has the seconds of an
+    Unless the trial supports the predicted best plan, "advice" becomes to keep the default.
+    The advice before the trial stays as "predicted_advice". ``rounds`` has the seconds of an
     iteration, a row for each round and a column for each plan.
     """
-    from ddlkit.model.advice import (
-        DEFAULT,
-        KEEP,
-        is_supported,
-        measured_gain,
-        trial_result,
-    )
+    from ddlkit.model.advice import DEFAULT, KEEP, is_supported, measured_gain
 
     # The gain of each plan in the trial, with its interval.
     gains = {plan: measured_gain(rounds, plan) for plan in rounds}
     best = result["predicted_best"]
     result["predicted_advice"] = result["advice"]
-    supported = False
     # The best plan is not in the trial if DDP made other buckets than the plan has. The
     # default has no gain over itself.
-    if best in gains and best != DEFAULT:
-        measured = gains[best]
-        supported = is_supported(measured)
-        # This interval also contains the noise of the trial.
-        lower, upper = result["predicted_gain_interval_in_trial"]
-        result["measured_gain"] = measured.share
-        result["measured_gain_interval"] = list(measured.interval)
-        result["outside_of_predicted_interval"] = not lower <= measured.share <= upper
-        result["trial_result"] = trial_result(measured)
-    if not supported:
+    has_gain = best in gains and best != DEFAULT
+    if has_gain:
+        _add_gain_of_best(result, gains[best])
+    if not (has_gain and is_supported(gains[best])):
         result["advice"] = KEEP
+    _add_largest_gain(result, gains)
 
-    # Of plans with equal gains, `max` takes the default, because True is above False.
-    def merit(plan: str) -> tuple[float, bool]:
-        return gains[plan].share, plan == DEFAULT
 
-    plan_of_largest_gain = max(gains, key=merit)
-    result["plan_of_largest_measured_gain"] = plan_of_largest_gain
-    result["largest_measured_gain"] = gains[plan_of_largest_gain].share
-    result["largest_measured_gain_interval"] = [*gains[plan_of_largest_gain].interval]
+def _add_gain_of_best(result: dict[str, Any], measured: Any) -> None:
+    """Add to ``result`` what the predicted best plan gained in the trial.
+
+    ``measured`` is that `Gain`. The entry "outside_of_predicted_interval" says whether the
+    gain contradicts the prediction.
+    """
+    from ddlkit.model.advice import trial_result
+
+    # This interval also contains the noise of the trial.
+    lower, upper = result["predicted_gain_interval_in_trial"]
+    result["measured_gain"] = measured.share
+    result["measured_gain_interval"] = list(measured.interval)
+    result["outside_of_predicted_interval"] = not lower <= measured.share <= upper
+    result["trial_result"] = trial_result(measured)
+
+
+def _add_largest_gain(result: dict[str, Any], gains: Mapping[str, Any]) -> None:
+    """Add to ``result`` which plan gained the most in the trial, and how much.
+
+    ``gains`` has the measured `Gain` of each plan in the trial, also that of the default,
+    which is 0.
+    """
+    from ddlkit.model.advice import DEFAULT
+
+    # Of plans with equal gains, the default is taken.
+    largest_plan = DEFAULT
+    for plan, gain in gains.items():
+        if gain.share > gains[largest_plan].share:
+            largest_plan = plan
+    largest = gains[largest_plan]
+    result["plan_of_largest_measured_gain"] = largest_plan
+    result["largest_measured_gain"] = largest.share
+    result["largest_measured_gain_interval"] = list(largest.interval)
 
 
 def _add_measured_iterations(result: dict[str, Any], rounds: DataFrame) -> None:
@@ -805,31 +855,41 @@ def reasons_of_prediction(
     list of str
         Sentences without a full stop; none if the interval is narrow.
     """
-    from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
-
     if _is_narrow(result["predicted_gain_interval"]):
         return []
     reasons = []
     if messages is not None:
-        # The shares of the processors that other programs, and other virtual machines of
-        # the host, used while a message was timed.
-        others = float(messages["others"].max())
-        stolen = float(messages["stolen"].max())
-        if others > OTHERS_LIMIT:
-            reasons.append(
-                f"other programs used up to {others:.0%} of the processors while "
-                "messages were timed: measure again on an idle machine, into another --out"
-            )
-        if stolen > STOLEN_LIMIT:
-            reasons.append(
-                f"the host of this virtual machine took up to {stolen:.0%} of the "
-                "processors while messages were timed"
-            )
+        reasons += _reasons_of_load(messages)
     # The size whose uncertain time widens the interval most, None for a narrow interval.
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         size = units.format_bytes(next_bytes)
         reasons.append(f"the time of messages of {size} is the most uncertain")
+    return reasons
+
+
+def _reasons_of_load(messages: DataFrame) -> list[str]:
+    """Return which load of the processors disturbed the times of messages, in words.
+
+    ``messages`` is the table ``collectives``. Each of its rows has the shares of the
+    processors that other programs ("others"), and other virtual machines of the host
+    ("stolen"), used while a message was timed.
+    """
+    from ddlkit.model.calibration import OTHERS_LIMIT, STOLEN_LIMIT
+
+    reasons = []
+    others = float(messages["others"].max())
+    stolen = float(messages["stolen"].max())
+    if others > OTHERS_LIMIT:
+        reasons.append(
+            f"other programs used up to {others:.0%} of the processors while "
+            "messages were timed: measure again on an idle machine, into another --out"
+        )
+    if stolen > STOLEN_LIMIT:
+        reasons.append(
+            f"the host of this virtual machine took up to {stolen:.0%} of the "
+            "processors while messages were timed"
+        )
     return reasons
 
 
@@ -992,8 +1052,6 @@ def screen(result: dict[str, Any]) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
-    # Plans are told by their names. "ddp" is PyTorch's default.
-    best = result["predicted_best"]
     title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
     lines = [title, ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
@@ -1001,44 +1059,15 @@ def screen(result: dict[str, Any]) -> list[str]:
     # messages; not included: ...". It is empty if the intervals include all causes.
     causes_included = result.get("interval_includes") or ""
     cause, _, _ = causes_included.partition("; ")
-    default_name = in_words("ddp")
-    lines += _plan_lines(default_name, result["default_plan"], only_cause=cause)
-    if best != "ddp":
-        name = f"predicted best: {in_words(best)}"
-        lines += _plan_lines(name, result["best_plan"], only_cause=cause)
-        lines.append(_line("predicted gain", _predicted_gain(result)))
-        reasons = result["why_intervals_are_wide"].get("predicted_gain", [])
-        lines += _reason_lines(reasons)
+    # "ddp" is the name of PyTorch's default.
+    lines += _plan_lines(in_words("ddp"), result["default_plan"], only_cause=cause)
+    if result["predicted_best"] != "ddp":
+        lines += _best_plan_lines(result, only_cause=cause)
+    # Only a trial adds this entry.
     if "measured_gain" in result:
         lines += _measured_gain_lines(result)
-    # Without a trial, no plan has a measured iteration.
-    measured_s = result.get("measured_iteration_s_of_plans", {})
-    for plan in measured_s:
-        if plan not in ("ddp", best):
-            iteration = units.format_seconds(measured_s[plan])
-            lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
-    # Without a trial, this is the predicted best plan, so that neither branch below is taken.
-    plan_of_largest_gain = result.get("plan_of_largest_measured_gain", best)
-    # The default was the fastest plan in the trial, against the prediction.
-    if plan_of_largest_gain == "ddp" and best != "ddp":
-        lines.append(_line("fastest in the trial", in_words("ddp")))
-    elif plan_of_largest_gain != best:
-        # Another plan gained the most. It need not have the shortest time, because times are
-        # medians of the rounds, and a gain is the median of the rounds' gains.
-        gain = _gain_with_interval(
-            result["largest_measured_gain"], result["largest_measured_gain_interval"]
-        )
-        plan = in_words(plan_of_largest_gain)
-        text = (
-            f"{gain} with {plan}, the median of the gains of {result['rounds']} rounds"
-        )
-        lower, upper = result["largest_measured_gain_interval"]
-        # Perhaps the plan gains nothing.
-        if lower <= 0 <= upper:
-            text += ": no difference could be measured"
-        else:
-            text += "; the largest of several measured gains is partly due to chance"
-        lines.append(_line("largest measured gain", text))
+    lines += _also_tried_lines(result)
+    lines += _largest_gain_lines(result)
     # This line is about all predicted intervals in the lines above.
     if causes_included:
         lines.append(_line("intervals include only", causes_included))
@@ -1047,6 +1076,66 @@ def screen(result: dict[str, Any]) -> list[str]:
     if "bucket_cap_mb_list" in result["snippet"]:
         lines.append(LIST_REMARK)
     return lines
+
+
+def _best_plan_lines(result: Mapping[str, Any], *, only_cause: str) -> list[str]:
+    """Return lines with the predicted best plan, its predicted gain, and why that is uncertain.
+
+    ``only_cause`` says in words which scatter the predicted interval includes, as in
+    `_plan_lines`.
+    """
+    name = f"predicted best: {in_words(result['predicted_best'])}"
+    reasons = result["why_intervals_are_wide"].get("predicted_gain", [])
+    return [
+        *_plan_lines(name, result["best_plan"], only_cause=only_cause),
+        _line("predicted gain", _predicted_gain(result)),
+        *_reason_lines(reasons),
+    ]
+
+
+def _also_tried_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return a line with the measured iteration of each plan that has no other lines.
+
+    PyTorch's default and the predicted best plan have lines of their own.
+    """
+    lines = []
+    # Without a trial, no plan has a measured iteration.
+    measured_s = result.get("measured_iteration_s_of_plans", {})
+    for plan in measured_s:
+        if plan not in ("ddp", result["predicted_best"]):
+            iteration = units.format_seconds(measured_s[plan])
+            lines.append(_line("also tried", f"{in_words(plan)}: measured {iteration}"))
+    return lines
+
+
+def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return a line on the plan that gained the most in the trial, against the prediction.
+
+    There is no such line without a trial, or if that plan is the predicted best one.
+    """
+    best = result["predicted_best"]
+    # Only a trial adds this entry.
+    plan = result.get("plan_of_largest_measured_gain", best)
+    if plan == best:
+        return []
+    # No plan gained anything over the default.
+    if plan == "ddp":
+        return [_line("fastest in the trial", in_words("ddp"))]
+    # The plan need not have the shortest time, because times are medians of the rounds, and a
+    # gain is the median of the rounds' gains.
+    interval = result["largest_measured_gain_interval"]
+    gain = _gain_with_interval(result["largest_measured_gain"], interval)
+    text = (
+        f"{gain} with {in_words(plan)}, the median of the gains of "
+        f"{result['rounds']} rounds"
+    )
+    lower, upper = interval
+    # Perhaps the plan gains nothing.
+    if lower <= 0 <= upper:
+        text += ": no difference could be measured"
+    else:
+        text += "; the largest of several measured gains is partly due to chance"
+    return [_line("largest measured gain", text)]
 
 
 def _predicted_gain(result: Mapping[str, Any]) -> str:
@@ -1122,31 +1211,38 @@ def _reason_lines(reasons: Sequence[str]) -> list[str]:
 
 def _headline(result: Mapping[str, Any]) -> str:
     """Return in a few words what to do, and whether that was tried or only predicted."""
-    from ddlkit.model.advice import KEEP, WORTH
+    from ddlkit.model.advice import KEEP
 
-    # "decided_by" is "trial" if plans were tried, and "prediction" if none was.
-    was_tried = result["decided_by"] == "trial"
     # The name of a plan other than the default, or "keep the default".
     advised = result["advice"]
-    is_plan = advised != KEEP
+    if advised == KEEP:
+        return f"{advised}: {_why_keep(result)}"
     # The trial has confirmed the plan.
-    if is_plan and was_tried:
+    if result["decided_by"] == "trial":
         return f"use {in_words(advised)}"
-    # A plan is predicted to be faster, and there was no trial.
-    if is_plan:
-        return f"{in_words(advised)} is predicted to be faster, and was not tried"
-    # From here on, the advice is "keep the default". A trial adds "predicted_advice", the
-    # advice before it. Here that was a plan, which the trial did not confirm or could not try.
-    if result.get("predicted_advice", advised) != advised:
-        return f"{advised}: {result.get('trial_result', 'the best plan could not be tried')}"
-    # The prediction alone already advised to keep the default. A trial may have followed.
-    not_tried = "" if was_tried else " (predicted, not tried)"
+    return f"{in_words(advised)} is predicted to be faster, and was not tried"
+
+
+def _why_keep(result: Mapping[str, Any]) -> str:
+    """Return in words why the advice is to keep PyTorch's default.
+
+    The words also say if no plan was tried.
+    """
+    from ddlkit.model.advice import KEEP, WORTH
+
+    # A trial adds this entry, the advice before it. Here that was a plan, which the trial did
+    # not confirm, or could not try.
+    if result.get("predicted_advice", KEEP) != KEEP:
+        return str(result.get("trial_result", "the best plan could not be tried"))
+    # From here on, the prediction alone already advised to keep the default.
     # In the trial, the iteration of the default was outside of its predicted interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
-        return f"{advised}: the prediction failed, and no gain was shown"
+        return "the prediction failed, and no gain was shown"
+    was_tried = result["decided_by"] == "trial"
+    not_tried = "" if was_tried else " (predicted, not tried)"
     # The default is predicted to be the fastest plan.
     if result["predicted_best"] == "ddp":
-        return f"{advised}: no plan is predicted to be faster{not_tried}"
+        return f"no plan is predicted to be faster{not_tried}"
     # Another plan is predicted to be faster, but perhaps by less than is worth a change. If
     # even the upper end of the interval of its gain is below that, this is certain.
     _, most = result["predicted_gain_interval"]
@@ -1154,7 +1250,7 @@ def _headline(result: Mapping[str, Any]) -> str:
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
     if "trial_result" in result:
         reason += f", and in the trial {result['trial_result']}"
-    return f"{advised}: {reason}{not_tried}"
+    return f"{reason}{not_tried}"
 
 
 NAME_COLUMNS = 28
@@ -1173,26 +1269,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     ``only_cause`` says in words which scatter the predicted interval includes. It is empty if
     the interval includes all scatter, and so is a 95% interval.
     """
-    iteration_s = plan["predicted_iteration_s"]
-    iteration = _seconds_with_interval(iteration_s, plan["predicted_interval_s"])
-    predicted = f"{iteration} an iteration"
-    if only_cause:
-        # The interval may be so narrow that both ends are rounded to the same number, as if
-        # the prediction were certain. So the relative distances of the ends from the
-        # prediction are printed instead.
-        lower_s, upper_s = plan["predicted_interval_s"]
-        lower_distance = lower_s / iteration_s - 1
-        upper_distance = upper_s / iteration_s - 1
-        distances = f"{lower_distance:+.2%} to {upper_distance:+.2%}"
-        # Percentages with two decimals hardly show distances below 0.01%. The lower one is
-        # below zero.
-        if max(-lower_distance, upper_distance) < 0.0001:
-            distances = "less than 0.01% either way"
-        predicted = (
-            f"{units.format_seconds(iteration_s)} an iteration "
-            f"({distances} by {only_cause} alone)"
-        )
-    times = f"predicted {predicted}"
+    times = f"predicted {_predicted_iteration(plan, only_cause)}"
     contradiction_lines = []
     # Without a trial, or if the plan was not in it, nothing was measured.
     if "measured_iteration_s" in plan:
@@ -1211,6 +1288,33 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     if len(name) > NAME_COLUMNS:
         return [name, _line("", times), *further_lines]
     return [_line(name, times), *further_lines]
+
+
+def _predicted_iteration(plan: Mapping[str, Any], only_cause: str) -> str:
+    """Return the predicted iteration of a plan and its interval, in words.
+
+    ``plan`` is the summary of the plan in the result. ``only_cause`` says in words which
+    scatter the interval includes, and is empty if the interval includes all scatter.
+    """
+    iteration_s = plan["predicted_iteration_s"]
+    interval_s = plan["predicted_interval_s"]
+    if not only_cause:
+        return f"{_seconds_with_interval(iteration_s, interval_s)} an iteration"
+    # An interval with few causes may be so narrow that both ends are rounded to the same
+    # number, as if the prediction were certain. So the relative distances of the ends from the
+    # prediction are printed instead.
+    lower_s, upper_s = interval_s
+    lower_distance = lower_s / iteration_s - 1
+    upper_distance = upper_s / iteration_s - 1
+    distances = f"{lower_distance:+.2%} to {upper_distance:+.2%}"
+    # Percentages with two decimals hardly show distances below 0.01%. The lower one is
+    # below zero.
+    if max(-lower_distance, upper_distance) < 0.0001:
+        distances = "less than 0.01% either way"
+    return (
+        f"{units.format_seconds(iteration_s)} an iteration "
+        f"({distances} by {only_cause} alone)"
+    )
 
 
 def _contradiction(plan: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import argparse
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -325,6 +325,12 @@ NO_CONTENTION_OF_SHARDS = (
     "compute and messages are assumed not to slow each other down, which no option "
     "changes for --strategy fsdp: iterations may take longer than predicted"
 )
+NOTE_OF_BURST = (
+    "this link saves up a burst while it is idle, which a message that was measured "
+    "alone finds there, but not every message of an iteration: communication may take "
+    "longer than communication_s, and the plan exact need not be the best (the plan "
+    "search takes the burst into account)"
+)
 
 
 _WORDS_OF_ASSUMED = {
@@ -411,18 +417,15 @@ def forecast_of(
         If the inputs are wrong or do not go together.
     """
     from ddlkit.model import forecast
-    from ddlkit.model.fits import doubts
 
-    # Notes are printed when all inputs are known to be right. Above an error they would
-    # hide it.
     printed_here = notes is None
     notes = [] if notes is None else notes
+    warnings: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
     _refuse_density_or_selection_alone(arguments)
     _refuse_wrong_copies(arguments)
     # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
-    warnings: list[str] = []
     # The functions that read inputs add to `notes` and `warnings`.
     profile = _read_profile(arguments, notes, warnings)
     # The option --dilation is a factor on all compute times. With --accumulate, an iteration
@@ -442,14 +445,26 @@ def forecast_of(
         copy_s_per_byte=arguments.copy_s_per_byte,
         level=level,
     )
-    cost = communication.cost
     if communication.link.burst_s:
-        notes.append(
-            "this link saves up a burst while it is idle, which a message that was measured "
-            "alone finds there, but not every message of an iteration: communication may take "
-            "longer than communication_s, and the plan exact need not be the best (the plan "
-            "search takes the burst into account)"
-        )
+        notes.append(NOTE_OF_BURST)
+    warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
+    # Notes are printed when all inputs are known to be right. Above an error they would
+    # hide it.
+    if printed_here:
+        print_remarks(notes, warnings)
+    return predicted, warnings, profile, communication
+
+
+def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[str]:
+    """Return warnings that the cost of messages may not hold for a predicted iteration.
+
+    ``device`` is that of the layer profile. ``fitted_messages`` is the `Measured` with the
+    sizes and the devices of the messages to which the cost was fitted.
+    """
+    from ddlkit.model.fits import doubts
+
+    warnings = []
+    cost = iteration.cost
     # Selected gradients are gathered, so their cost is one of all_gather.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(
@@ -457,12 +472,8 @@ def forecast_of(
             "fit a cost of all_reduce"
         )
     # The size of each message of the plan.
-    message_bytes = cost.collective_bytes(predicted.iteration.group_bytes)
-    # Doubts whether the messages and the devices are like those whose times were fitted.
-    warnings += doubts(profile.device, fitted_messages, message_bytes)
-    if printed_here:
-        print_remarks(notes, warnings)
-    return predicted, warnings, profile, communication
+    message_bytes = cost.collective_bytes(iteration.group_bytes)
+    return [*warnings, *doubts(device, fitted_messages, message_bytes)]
 
 
 def _plan_of(
@@ -475,31 +486,47 @@ def _plan_of(
     gradients of ``workload``. The error names the file, or the option by which the user chose
     the planner.
     """
-    from ddlkit import formats
     from ddlkit.model.predictor import plan_with_contention
 
-    if not spec.endswith(".json"):
+    if spec.endswith(".json"):
+        return _plan_in_file(spec, workload)
+    try:
         # Planners that know contention, such as `search`, take it into account.
-        try:
-            return plan_with_contention(spec, workload, communication)
-        except UserError as error:
-            # The error names the plan, as in "plan 'x': ...". The option that gave the plan
-            # replaces that, which is --plan in some commands and --planner in others. If no
-            # option gave it, the error stays as it is.
-            for name in ("plan", "planner"):
-                if getattr(arguments, name, None) == spec:
-                    by_option = f"{option_of(name)} {shown(spec)}"
-                    named = f"plan {shown(spec)}: "
-                    problem = str(error).removeprefix(named)
-                    raise UserError(f"{by_option}: {problem}") from error
+        return plan_with_contention(spec, workload, communication)
+    except UserError as error:
+        option = _option_of_planner(arguments, spec)
+        # The command chose the planner itself.
+        if option is None:
             raise
-    plan = formats.read_plan(Path(spec))
-    # This raises UserError if the plan is for another number of gradients.
+        # The error names the plan, as in "plan 'x': ...". The option replaces these words.
+        problem = str(error).removeprefix(f"plan {shown(spec)}: ")
+        raise UserError(f"{option} {shown(spec)}: {problem}") from error
+
+
+def _plan_in_file(file: str, workload: Any) -> Any:
+    """Return the plan that ``ddlkit plan --json`` wrote into ``file``.
+
+    Raises UserError if the plan is for another number of gradients than ``workload`` has.
+    """
+    from ddlkit import formats
+
+    plan = formats.read_plan(Path(file))
     try:
         plan.group_bytes(workload)
     except UserError as error:
-        raise UserError(f"{spec}: {error}") from None
+        raise UserError(f"{file}: {error}") from None
     return plan
+
+
+def _option_of_planner(arguments: argparse.Namespace, planner: str) -> str | None:
+    """Return the option that gave the name of a planner, None if no option gave it.
+
+    The option is --plan in some commands and --planner in others.
+    """
+    for name in ("plan", "planner"):
+        if getattr(arguments, name, None) == planner:
+            return option_of(name)
+    return None
 
 
 def _refuse_wrong_dilation(dilation: float) -> None:
@@ -558,9 +585,7 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
     UserError
         If there is such an option. The error names the option to which the table belongs.
     """
-    from ddlkit import store
     from ddlkit.store.sheet import kind_in_words
-    from ddlkit.store.tables import is_stamped
 
     # Of the options of this command, the one that takes each kind of table.
     option_by_kind = {
@@ -569,14 +594,7 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
         if _takes(arguments, name)
     }
     for name, needed in _KIND_BY_OPTION.items():
-        given = getattr(arguments, name, None) or []
-        # Some options take several files.
-        patterns = given if isinstance(given, list) else [given]
-        for path in store.expand_tables(patterns):
-            # The stamp is a file beside a recorded table. It names the kind of the table.
-            if not is_stamped(path):
-                continue
-            kind = store.load_stamp(path)["schema"]
+        for path, kind in _recorded_kinds(arguments, name):
             if kind == needed:
                 continue
             belongs_to = ""
@@ -588,6 +606,25 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
                 f"give {option_of(name)} {kind_in_words(needed)}, such as {needed}.csv or "
                 f"{needed}-NAME.csv"
             )
+
+
+def _recorded_kinds(
+    arguments: argparse.Namespace, name: str
+) -> Iterator[tuple[Path, str]]:
+    """Yield each recorded table that an option names, with the kind of the table.
+
+    ``name`` is the parsed argument of the option, which may be missing in ``arguments``.
+    """
+    from ddlkit import store
+    from ddlkit.store.tables import is_stamped
+
+    given = getattr(arguments, name, None) or []
+    # Some options take several files.
+    patterns = given if isinstance(given, list) else [given]
+    for path in store.expand_tables(patterns):
+        # The stamp is a file beside a recorded table. It names the kind of the table.
+        if is_stamped(path):
+            yield path, store.load_stamp(path)["schema"]
 
 
 def _takes(arguments: argparse.Namespace, name: str) -> bool:
@@ -980,24 +1017,36 @@ def _cost_from_file(
         raise UserError(f"{path}: {error}") from error
     _refuse_other_collective(arguments, cost)
     link = Link(in_flight=arguments.in_flight)
+    communication = Communication(cost, draws=draws, link=link)
+    return _between_given_ranks(arguments, communication, warnings), measured
+
+
+def _between_given_ranks(
+    arguments: argparse.Namespace, communication: Any, warnings: list[str]
+) -> Any:
+    """Return the communication with the cost of --cost, between as many ranks as --ranks says.
+
+    What --assume-ring assumes is added to ``warnings``. Raises UserError if the cost holds
+    for another number of ranks and may not be taken to that of --ranks.
+    """
+    cost = communication.cost
     ranks = arguments.ranks
     # With --assume-ring, --ranks need not be the ranks of the cost. This is not so in what-if:
     # there --assume-ring is about the ranks after the change, whose cost is made later from
     # the cost that is returned here.
     if _ranks_are_predicted(arguments):
-        communication = Communication(cost, draws=draws, link=link)
-        if ranks != cost.workers:
-            communication = as_ring(communication, ranks, str(path), warnings)
-        return communication, measured
+        if ranks == cost.workers:
+            return communication
+        return as_ring(communication, ranks, str(arguments.cost), warnings)
     # A cost that does not say its number of ranks holds for --ranks, if that is given.
     if cost.workers is None:
-        cost = replace(cost, workers=ranks)
-    elif ranks is not None and ranks != cost.workers:
+        return replace(communication, cost=replace(cost, workers=ranks))
+    if ranks is not None and ranks != cost.workers:
         raise UserError(
-            f"{path}: holds for {cost.workers} ranks, not for {ranks}: fit times between "
-            f"{ranks} ranks; {advice_to_assume_ring(cost)}"
+            f"{arguments.cost}: holds for {cost.workers} ranks, not for {ranks}: fit times "
+            f"between {ranks} ranks; {advice_to_assume_ring(cost)}"
         )
-    return Communication(cost, draws=draws, link=link), measured
+    return communication
 
 
 def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
@@ -1023,7 +1072,6 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     """
     from ddlkit import store
     from ddlkit.core.collective import of_gradients
-    from ddlkit.model import Calibration
     from ddlkit.model.fits import Measured, strange_rows
 
     # all_gather with --density, and otherwise all_reduce.
@@ -1035,22 +1083,9 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         _refuse_other_than_selected(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
-    # `chosen` has the number of ranks and the link of the rows.
+    # `chosen` has the collective, the number of ranks and the link of the rows.
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
-    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
-    # form table runs through the measured medians, and so needs no choice of a form.
-    form = "alpha_beta" if arguments.assume_ring else "table"
-    try:
-        calibration = Calibration.of(rows, form=form)
-    except UserError as error:
-        raise UserError(f"{' and '.join(map(str, paths))}: {error}") from error
-    # A calibration may have costs of several links and numbers of ranks. Here it has one.
-    calibrated = calibration.between(
-        str(chosen["link"]),
-        int(chosen["ranks"]),
-        collective,
-        in_flight=arguments.in_flight,
-    )
+    calibrated = _fitted_to_rows(arguments, paths, rows, chosen)
     # Warnings of times that do not depend on the size as usual.
     warnings += strange_rows(rows)
     if arguments.assume_ring:
@@ -1061,6 +1096,35 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
     return calibrated, Measured.of(rows["bytes"], *backends)
+
+
+def _fitted_to_rows(
+    arguments: argparse.Namespace,
+    paths: Iterable[Path],
+    rows: DataFrame,
+    chosen: Mapping[str, Any],
+) -> Any:
+    """Return the `Communication` that is fitted to message times in ``paths``.
+
+    ``rows`` are the messages of one collective, number of ranks and link, which ``chosen``
+    has by the names "collective", "ranks" and "link". Errors of the fit name the files.
+    """
+    from ddlkit.model import Calibration
+
+    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
+    # form table runs through the measured medians, and so needs no choice of a form.
+    form = "alpha_beta" if arguments.assume_ring else "table"
+    try:
+        calibration = Calibration.of(rows, form=form)
+    except UserError as error:
+        raise UserError(f"{' and '.join(map(str, paths))}: {error}") from error
+    # A calibration may have costs of several links and numbers of ranks. Here it has one.
+    return calibration.between(
+        str(chosen["link"]),
+        int(chosen["ranks"]),
+        str(chosen["collective"]),
+        in_flight=arguments.in_flight,
+    )
 
 
 def _listed_files(paths: Sequence[Path]) -> str:
@@ -1079,9 +1143,7 @@ def _rows_of_messages(
     """
     import pandas as pd
 
-    from ddlkit import store
     from ddlkit.formats.messages import read_collectives
-    from ddlkit.model.fits import other_unit
 
     ranks_in_files = arguments.ranks
     if_ranks_unknown = "give their number with --ranks"
@@ -1108,15 +1170,25 @@ def _rows_of_messages(
             # A user who names a collective also says of what times without a name are.
             if_collective_unnamed=arguments.collective or "all_reduce",
         )
-        # A recorded table has no other unit than seconds. The times of another file are
-        # doubted if they are so long that their unit may be another one.
-        if not store.tables.is_stamped(path):
-            warnings += [
-                f"{path}: {text}"
-                for text in other_unit(frame["bytes"], frame["seconds"])
-            ]
+        warnings += _doubts_of_unit(path, frame)
         frames.append(frame)
     return pd.concat(frames).reset_index(drop=True)
+
+
+def _doubts_of_unit(path: Path, messages: DataFrame) -> list[str]:
+    """Return a warning if message times in a file are perhaps not in seconds.
+
+    ``messages`` are the rows of the file in ``path``. Times are doubted if they are so long
+    that their unit may be another one.
+    """
+    from ddlkit import store
+    from ddlkit.model.fits import other_unit
+
+    # A recorded table has no other unit than seconds.
+    if store.tables.is_stamped(path):
+        return []
+    doubts = other_unit(messages["bytes"], messages["seconds"])
+    return [f"{path}: {doubt}" for doubt in doubts]
 
 
 def _chosen_rows(
@@ -1276,8 +1348,21 @@ def _measured_slowdown(
     is None, all rows must have the same value. If the rows are of another network, batch or
     machine than ``profile``, this is added to ``warnings``.
     """
-    from ddlkit import store
     from ddlkit.model.contention import Contention
+
+    rows = _rows_of_slowdown(arguments, workers)
+    warnings += _doubts_of_slowdown(arguments.slowdown, rows, profile)
+    warnings += _other_machines_than_of_slowdown(arguments)
+    return Contention.of(rows)
+
+
+def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> DataFrame:
+    """Return the rows of the table of --slowdown for ``workers`` ranks and the link of --link.
+
+    All rows have the same number of ranks, link, network and batch. Raises UserError if
+    there are no such rows, or if the table has several values where none is required.
+    """
+    from ddlkit import store
     from ddlkit.store.readers import NoSuchRowsError, choose
 
     path = arguments.slowdown
@@ -1286,7 +1371,7 @@ def _measured_slowdown(
     # The rows must have one network and one batch, whichever these are.
     keys = ("ranks", "link", "network", "batch")
     try:
-        rows, chosen = choose(all_rows, keys, required, path)
+        rows, _ = choose(all_rows, keys, required, path)
     except NoSuchRowsError as error:
         if error.key != "ranks":
             raise
@@ -1296,41 +1381,61 @@ def _measured_slowdown(
             f"are between {workers}: run ddlkit measure slowdown --ranks {workers}, or leave "
             "--slowdown out"
         ) from error
-    # A slowdown of another network or batch, or on another machine, may still be close.
-    if chosen["network"] != profile.network:
-        warnings.append(
-            f"{path}: the slowdown was measured with the network {chosen['network']}, but "
+    return rows
+
+
+def _doubts_of_slowdown(path: Path, rows: DataFrame, profile: Any) -> list[str]:
+    """Return a warning if a slowdown was measured with other computations than a profile.
+
+    ``rows`` of the table in ``path`` have one network and one batch. A slowdown of another
+    network or batch may still be close, so that it is not refused.
+    """
+    network = rows["network"].iloc[0]
+    batch = rows["batch"].iloc[0]
+    if network != profile.network:
+        return [
+            f"{path}: the slowdown was measured with the network {network}, but "
             f"the profile is of {profile.network}: measure it with that network, or with "
             "ddlkit advise --model for a model of your own"
-        )
-    elif chosen["batch"] != profile.batch:
-        warnings.append(
-            f"{path}: the slowdown was measured with the batch size {chosen['batch']}, but "
+        ]
+    if batch != profile.batch:
+        return [
+            f"{path}: the slowdown was measured with the batch size {batch}, but "
             f"the profile with {profile.batch}: measure it with that batch size"
-        )
-    # The first of these tables is that of --slowdown.
-    stamped = _stamped_tables(arguments, path)
-    machine, *machines_of_others = [
-        store.load_stamp(table)["machine"]["name"] for table in stamped
-    ]
-    for other, other_machine in zip(stamped[1:], machines_of_others, strict=True):
+        ]
+    return []
+
+
+def _other_machines_than_of_slowdown(arguments: argparse.Namespace) -> list[str]:
+    """Return a warning for each input table of another machine than the table of --slowdown.
+
+    Only tables that have a stamp name their machine. The slowdown of another machine may
+    still be close, so that it is not refused.
+    """
+    from ddlkit import store
+
+    path = arguments.slowdown
+    machine = store.load_stamp(path)["machine"]["name"]
+    warnings = []
+    for other in _stamped_inputs(arguments):
+        other_machine = store.load_stamp(other)["machine"]["name"]
         if other_machine != machine:
             warnings.append(
                 f"{path}: the slowdown was measured on {machine}, but {other} on "
                 f"{other_machine}"
             )
-    return Contention.of(rows)
+    return warnings
 
 
-def _stamped_tables(arguments: argparse.Namespace, first: Path) -> list[Path]:
-    """Return the input tables that have a stamp, which names the machine of a table.
+def _stamped_inputs(arguments: argparse.Namespace) -> list[Path]:
+    """Return the profile and the tables of messages, as far as they have a stamp.
 
-    The table ``first`` comes first, then the profile and the tables of messages.
+    The stamp is a file beside a recorded table, which names the machine of the table.
     """
     from ddlkit import store
 
     collectives = store.expand_tables(arguments.collectives or [])
-    tables = [first, arguments.profile, *collectives]
+    tables = [arguments.profile, *collectives]
     return [path for path in tables if store.tables.is_stamped(path)]
 
 
