@@ -428,6 +428,24 @@ def _unknown_choice(match: re.Match[str]) -> str:
     return f"{name} {value}: {advice}"
 
 
+def _rephrased(message: str) -> str:
+    """Return an error message of argparse in the words of this program, in one line."""
+    # Most messages begin as in "argument --plan: expected one argument".
+    problem = one_line(message).removeprefix("argument ")
+    # For the word --json=yes: "argument --json: ignored explicit argument 'yes'".
+    problem = re.sub(
+        r"ignored explicit argument '(.*)'$",
+        r"takes no value: leave =\1 out",
+        problem,
+    )
+    # "argument --to: invalid choice: 'x' (choose from 'ddp', 'inductor')".
+    return re.sub(
+        r"^(.*): invalid choice: (.*) \(choose from (.*)\)$",
+        _unknown_choice,
+        problem,
+    )
+
+
 class _Parser(argparse.ArgumentParser):
     """A parser that raises UserError for a wrong word, and names the help to read."""
 
@@ -438,20 +456,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the ``message`` of argparse in the words of this program."""
-        # Most messages begin as in "argument --plan: expected one argument".
-        problem = one_line(message).removeprefix("argument ")
-        # For the word --json=yes: "argument --json: ignored explicit argument 'yes'".
-        problem = re.sub(
-            r"ignored explicit argument '(.*)'$",
-            r"takes no value: leave =\1 out",
-            problem,
-        )
-        # "argument --to: invalid choice: 'x' (choose from 'ddp', 'inductor')".
-        problem = re.sub(
-            r"^(.*): invalid choice: (.*) \(choose from (.*)\)$",
-            _unknown_choice,
-            problem,
-        )
+        problem = _rephrased(message)
         # "the following arguments are required: --profile". Any other message lacks these
         # words, and `separator` is then empty.
         _, separator, missing = problem.partition("arguments are required: ")
@@ -516,16 +521,28 @@ def _parser(
             # `_description` has broken its lines, so argparse must not fill them anew.
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        # By default argparse takes -5 as a value, but -5s as an option. No option here
-        # begins with a digit, so by this pattern both are values. The option to which such
-        # a value is given can then refuse it with a message of its own.
-        subparser._negative_number_matcher = re.compile(r"-\.?\d")
-        # Error messages begin with the name of the command.
-        subparser.command = name
-        subparser.example = command.example
-        subparser.set_defaults(run=command.run, command=name)
-        _add_arguments(subparser, command.arguments, with_defaults=with_defaults)
+        _fill_subparser(subparser, name, command, with_defaults=with_defaults)
     return parser
+
+
+def _fill_subparser(
+    subparser: _Parser, name: str, command: Command, *, with_defaults: bool
+) -> None:
+    """Add the arguments of a command to its parser, and what its errors and `main` need.
+
+    Without defaults, the namespace of parsed arguments lacks each argument that the
+    command line does not give.
+    """
+    # By default argparse takes -5 as a value, but -5s as an option. No option here
+    # begins with a digit, so by this pattern both are values. The option to which such
+    # a value is given can then refuse it with a message of its own.
+    subparser._negative_number_matcher = re.compile(r"-\.?\d")
+    # Error messages begin with the name of the command.
+    subparser.command = name
+    subparser.example = command.example
+    # `main` calls `run` with the parsed arguments.
+    subparser.set_defaults(run=command.run, command=name)
+    _add_arguments(subparser, command.arguments, with_defaults=with_defaults)
 
 
 def _add_arguments(

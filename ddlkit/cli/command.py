@@ -614,29 +614,18 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     # same for every part, because without --model torchrun's ranks measure collectives only.
     program = "ddlkit measure collectives"
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
-    # Without --lab, the rate is 0.
-    rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+    # A wrong rate or name is refused before the imports below load torch, which takes seconds.
+    # `_points_of_parts` reads the rate again.
+    lab_rate(arguments.lab)
     # A dry run only lists what would be measured, which a machine without lab can do, too.
     if not arguments.dry_run:
         require_lab(arguments.lab)
-    # A wrong name is refused before the imports below load torch, which takes seconds.
     networks = named_networks(arguments.networks)
-    from ddlkit.measure import parts
     from ddlkit.measure.session import engine
     from ddlkit.store import machine
 
     refuse_unknown_networks(networks)
-    # `parts.points` returns the points, each one measurement of the session. The session
-    # calls it with two more arguments, which it alone knows: its directory and its number.
-    make_points = functools.partial(
-        parts.points,
-        part=arguments.part,
-        networks=networks or parts.DEFAULT_NETWORKS,
-        ranks=ranks,
-        rate_bits_per_s=rate_bits_per_s,
-        delay_s=delay_s,
-        sizes=arguments.sizes or (),
-    )
+    make_points = _points_of_parts(arguments, networks, ranks)
     out = arguments.out or Path("measured")
     refuse_impossible_outputs(out, arguments.pack)
     if arguments.dry_run:
@@ -657,6 +646,29 @@ def _measure_here(arguments: argparse.Namespace) -> None:
             ignore_load=arguments.ignore_load,
         )
     print(directory)
+
+
+def _points_of_parts(
+    arguments: argparse.Namespace, networks: list[tuple[str, int]], ranks: int
+) -> Any:
+    """Return the function that lists the points, each one measurement of the session.
+
+    The session calls the function with two arguments that it alone knows: its directory and
+    its number. ``networks`` has the name and the batch size of each network of --networks.
+    """
+    from ddlkit.measure import parts
+
+    # Without --lab, the rate is 0.
+    rate_bits_per_s, delay_s = lab_rate(arguments.lab)
+    return functools.partial(
+        parts.points,
+        part=arguments.part,
+        networks=networks or parts.DEFAULT_NETWORKS,
+        ranks=ranks,
+        rate_bits_per_s=rate_bits_per_s,
+        delay_s=delay_s,
+        sizes=arguments.sizes or (),
+    )
 
 
 _OPTIONS_OF_A_JOB = ("minutes", "link")
@@ -697,18 +709,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     ``n_started`` is the number of ranks. Raises UserError for another part, and for an option
     that has no effect in a job.
     """
-    if arguments.part != "collectives":
-        raise UserError(
-            f"measure {arguments.part}: torchrun or srun started {n_started} processes, "
-            "and each would measure this part for itself: start one process, or measure "
-            "collectives, or layers with --model"
-        )
-    for name, advice in _INSTEAD_IN_A_JOB.items():
-        # An option that is not given is None or False.
-        if getattr(arguments, name):
-            raise UserError(
-                f"{option_of(name)} has no effect under torchrun or srun: {advice}"
-            )
+    _refuse_what_a_job_lacks(arguments, n_started)
     from ddlkit.jobs.rank import joined
     from ddlkit.measure import cluster
 
@@ -729,6 +730,22 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     # Only rank 0 has the table.
     if me.rank == 0:
         print(path)
+
+
+def _refuse_what_a_job_lacks(arguments: argparse.Namespace, n_started: int) -> None:
+    """Raise UserError for a part or an option that ``n_started`` ranks of a job do not have."""
+    if arguments.part != "collectives":
+        raise UserError(
+            f"measure {arguments.part}: torchrun or srun started {n_started} processes, "
+            "and each would measure this part for itself: start one process, or measure "
+            "collectives, or layers with --model"
+        )
+    for name, advice in _INSTEAD_IN_A_JOB.items():
+        # An option that is not given is None or False.
+        if getattr(arguments, name):
+            raise UserError(
+                f"{option_of(name)} has no effect under torchrun or srun: {advice}"
+            )
 
 
 def refuse_impossible_outputs(out: Path | None, pack: Path | None = None) -> None:
@@ -1017,29 +1034,7 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
 
     Raises UserError for options that do not go with --model.
     """
-    if arguments.part != "layers":
-        raise UserError(
-            f"--model works only with ddlkit measure layers, not with ddlkit measure "
-            f"{arguments.part}: run ddlkit measure layers --model FILE.py:FUNCTION, or ddlkit "
-            "advise --model FILE.py:FUNCTION for advice on buckets"
-        )
-    require_model_file(arguments.model)
-    for name in (
-        "networks",
-        "sizes",
-        "ranks",
-        "lab",
-        "dry_run",
-        "pack",
-        "ignore_load",
-        *_OPTIONS_OF_A_JOB,
-    ):
-        # An option that is not given is None or False.
-        if getattr(arguments, name):
-            raise UserError(
-                f"{option_of(name)} has no effect with --model, which measures one model "
-                "in this process: leave it out"
-            )
+    _refuse_wrong_options_of_model(arguments)
     from ddlkit.jobs.clock import Budget
     from ddlkit.measure.advise import measure_model
 
@@ -1061,6 +1056,37 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
             "are not)"
         )
         show(result, as_json=False)
+
+
+_NOT_WITH_MODEL = (
+    "networks",
+    "sizes",
+    "ranks",
+    "lab",
+    "dry_run",
+    "pack",
+    "ignore_load",
+    *_OPTIONS_OF_A_JOB,
+)
+"""Options without an effect on a user's own model, as names of parsed arguments."""
+
+
+def _refuse_wrong_options_of_model(arguments: argparse.Namespace) -> None:
+    """Raise UserError for --model with another part, without its file, or with other options."""
+    if arguments.part != "layers":
+        raise UserError(
+            f"--model works only with ddlkit measure layers, not with ddlkit measure "
+            f"{arguments.part}: run ddlkit measure layers --model FILE.py:FUNCTION, or ddlkit "
+            "advise --model FILE.py:FUNCTION for advice on buckets"
+        )
+    require_model_file(arguments.model)
+    for name in _NOT_WITH_MODEL:
+        # An option that is not given is None or False.
+        if getattr(arguments, name):
+            raise UserError(
+                f"{option_of(name)} has no effect with --model, which measures one model "
+                "in this process: leave it out"
+            )
 
 
 # ---------------------------------------------------------------- ddlkit machine, ddlkit lab
@@ -1088,13 +1114,16 @@ def machine(arguments: argparse.Namespace) -> None:
     if cpu["quota_cores"]:
         quota = f"a container's quota of {cpu['quota_cores']:g} cores"
     gpus = [gpu["model"] for gpu in description["gpus"]]
-    variables = description["nccl_variables"]
+    adapters = [_adapter_in_words(adapter) for adapter in description["nics"]]
+    variables = [
+        f"{name}={value}" for name, value in description["nccl_variables"].items()
+    ]
     # These texts replace nested entries of the description, which a person could not read.
     in_words = {
         "cpu": f"{cpu['model']}, {cores}, {quota}",
         "gpus": ", ".join(gpus) or "none",
-        "nics": ", ".join(map(_adapter_in_words, description["nics"])) or "none",
-        "nccl_variables": ", ".join(map("=".join, variables.items())) or "none",
+        "nics": ", ".join(adapters) or "none",
+        "nccl_variables": ", ".join(variables) or "none",
     }
     show({**description, **in_words}, as_json=False)
 
@@ -1274,18 +1303,7 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
     rate_bits_per_s = 1e9 if arguments.rate is None else arguments.rate
     if not 2 <= ranks <= MAX_RANKS:
         raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
-    # The conditions of the links, delay and loss, as the user writes them.
-    conditions = {}
-    for name in EMULATED_OPTIONS:
-        value = getattr(arguments, name)
-        if value is None:
-            continue
-        conditions[name] = value
-        # Each condition is also parsed alone, so that an error names its option.
-        try:
-            parse({name: value})
-        except UserError as error:
-            raise UserError(f"--{name} {value}: {error}") from None
+    conditions = _link_conditions(arguments)
     if arguments.engine == "emulated":
         # The engine also runs without conditions: only the rate is then limited.
         return LabShape(ranks, rate_bits_per_s, conditions=parse(conditions))
@@ -1297,3 +1315,24 @@ def _lab_shape(arguments: argparse.Namespace) -> Any:
         )
     # None stands for the engine tbf.
     return LabShape(ranks, rate_bits_per_s, conditions=None)
+
+
+def _link_conditions(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the given ones of --delay and --loss by name, as the user writes them.
+
+    Raises UserError, which names the option, for a value that is no delay or no loss.
+    """
+    from ddlkit.lab import parse
+
+    conditions = {}
+    for name in EMULATED_OPTIONS:
+        value = getattr(arguments, name)
+        if value is None:
+            continue
+        # Each condition is parsed alone, so that an error names its option.
+        try:
+            parse({name: value})
+        except UserError as error:
+            raise UserError(f"--{name} {value}: {error}") from None
+        conditions[name] = value
+    return conditions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,14 +189,19 @@ def import_(arguments: argparse.Namespace) -> None:
         store.atomic_write_text(arguments.messages, message_csv)
         findings.append(message_finding)
         result["messages"] = str(arguments.messages)
-    # A finding is a remark on what was read, perhaps about some layers.
     if arguments.json:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
         return
     written = {"profile": str(arguments.out)} if arguments.out else {}
     show({**result, **written}, as_json=False)
+    _print_findings(findings)
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    """Print each finding, a remark on what was read, with the layers that it is about."""
     for finding in findings:
+        # A finding about the whole file names no layers.
         layers = f" ({', '.join(finding.layers)})" if finding.layers else ""
         print(f"  {finding.what}{layers}: {finding.text}")
 

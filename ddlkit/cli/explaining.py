@@ -105,19 +105,7 @@ def explain(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit explain``."""
     from ddlkit.model.explanation import explain as explain_traces
 
-    refuse_other_than_page(arguments.html)
-    if arguments.html:
-        from ddlkit.show import WRITING_A_PAGE, needs
-
-        # Refused now if nothing can be drawn, and not after the traces have been read.
-        needs("--html", WRITING_A_PAGE)
-        if len(arguments.traces) == 1:
-            raise UserError("--html draws all ranks: give the traces of all ranks")
-    if arguments.collectives and len(arguments.traces) == 1:
-        raise UserError(
-            "--collectives has no effect on the bounds that follow from one trace: "
-            "leave it out, or give the traces of all ranks"
-        )
+    _refuse_wrong_options(arguments)
     reference = None
     if arguments.collectives:
         reference = _reference(arguments.collectives, len(arguments.traces))
@@ -134,6 +122,24 @@ def explain(arguments: argparse.Namespace) -> None:
         lines = [_title(explanation), *_facts(explanation), *_findings(explanation)]
         write_explanation(explanation, lines, arguments.html)
         print_remarks(notes=[f"the page was written: {arguments.html}"], warnings=[])
+
+
+def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
+    """Raise UserError if the page of --html cannot be made, or if an option has no effect."""
+    has_one_trace = len(arguments.traces) == 1
+    refuse_other_than_page(arguments.html)
+    if arguments.html:
+        from ddlkit.show import WRITING_A_PAGE, needs
+
+        # Refused now if nothing can be drawn, and not after the traces have been read.
+        needs("--html", WRITING_A_PAGE)
+        if has_one_trace:
+            raise UserError("--html draws all ranks: give the traces of all ranks")
+    if arguments.collectives and has_one_trace:
+        raise UserError(
+            "--collectives has no effect on the bounds that follow from one trace: "
+            "leave it out, or give the traces of all ranks"
+        )
 
 
 def _reference(path: Path, ranks: int) -> Any:
@@ -279,28 +285,36 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
         for cause in explanation.causes[:MOST_CAUSES]
         if cause.gain_share >= LEAST_SHOWN_SHARE
     ]
-    # There is no waterfall if only the trace of one rank was given. The head then names the
-    # columns of `_bounds_of_waiting`.
-    if shown and explanation.waterfall:
-        yield _line("without", _head_of_gains(explanation))
-    elif shown:
-        yield _line("without", "the iteration would take (gain)")
-    else:
-        least = f"{LEAST_SHOWN_SHARE:.1%}"
-        yield _line(
-            "without any one cause", f"the iteration is less than {least} shorter"
-        )
+    yield _head_of_causes(explanation, any_shown=bool(shown))
     for cause in shown:
-        if explanation.waterfall:
-            gain = _gain_with_interval(explanation, cause)
-            times = f"{_ms(cause.iteration_without_s)} ({gain})"
-        else:
-            # From one rank alone, a wait for messages and a wait for other ranks look
-            # alike, so that its trace has a single cause.
-            times = _bounds_of_waiting(explanation, cause)
-        yield _line(_name_of_cause(cause), times)
+        yield _line(_name_of_cause(cause), _time_without(explanation, cause))
+    # There is no waterfall if only the trace of one rank was given.
     if explanation.waterfall:
         yield _line("removed in turn", _removals_in_turn(explanation.waterfall))
+
+
+def _head_of_causes(explanation: Any, *, any_shown: bool) -> str:
+    """Return the head of the lines that `_time_without` fills, or a line that none is shown."""
+    if not any_shown:
+        least = f"{LEAST_SHOWN_SHARE:.1%}"
+        return _line(
+            "without any one cause", f"the iteration is less than {least} shorter"
+        )
+    if explanation.waterfall:
+        return _line("without", _head_of_gains(explanation))
+    # There is no waterfall if only the trace of one rank was given. The head then names the
+    # columns of `_bounds_of_waiting`.
+    return _line("without", "the iteration would take (gain)")
+
+
+def _time_without(explanation: Any, cause: Any) -> str:
+    """Return the iteration without a cause and the gain, or bounds of both, in words."""
+    # There is no waterfall if only the trace of one rank was given. In such a trace, a wait for
+    # messages and a wait for other ranks look alike, so that waiting is its only cause.
+    if not explanation.waterfall:
+        return _bounds_of_waiting(explanation, cause)
+    gain = _gain_with_interval(explanation, cause)
+    return f"{_ms(cause.iteration_without_s)} ({gain})"
 
 
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
@@ -381,13 +395,10 @@ def _first(explanation: Any) -> str:
     # There is no waterfall if only the trace of one rank was given.
     if not explanation.waterfall:
         return "give the traces of all ranks"
-    from ddlkit.model.explanation import LEAST_SHARE
-
-    # A gain is sure if even the lower end of its interval is above 3% of the iteration.
-    least_s = LEAST_SHARE * explanation.iteration_s
-    sure_remedies = [r for r in explanation.remedies if r.gain_interval_s[0] > least_s]
+    sure_remedies = _with_sure_gain(explanation, explanation.remedies)
     if sure_remedies:
-        return f"try {max(sure_remedies, key=_gain_s).setting}"
+        best = max(sure_remedies, key=_gain_s)
+        return f"try {best.setting}"
     # Only the delay of a single rank has a rank. Causes are sorted, the largest gain first.
     delays = [cause for cause in explanation.causes if cause.rank is not None]
     # A rank costs much, but does not meet all conditions for a straggler.
@@ -397,26 +408,51 @@ def _first(explanation: Any) -> str:
             f"look at the phase {phase} of rank {rank}, although this rank is not surely "
             f"a straggler. Check {WHERE_TO_LOOK[phase]}"
         )
-    # A gain of removing a cause is sure by the same rule.
-    sure_causes = [c for c in explanation.causes if c.gain_interval_s[0] > least_s]
+    sure_causes = _with_sure_gain(explanation, explanation.causes)
     if sure_causes:
-        largest = sure_causes[0]
-        action = WHAT_TO_DO[largest.cause]
-        if largest.rank is not None:
-            action = (
-                f"look at the phase {largest.phase} of that rank. "
-                f"Check {WHERE_TO_LOOK[largest.phase]}"
-            )
-        return f"the largest single cause is {_name_of_cause(largest)}: {action}"
-    # Only with --collectives is the bandwidth of messages a cause. Otherwise no cause contains
-    # what messages cost.
-    are_messages_known = any(c.cause == "bandwidth" for c in explanation.causes)
-    if not are_messages_known and explanation.exposed_communication_s > least_s:
+        return _what_to_do_about(sure_causes[0])
+    if _lacks_reason_of_exposed(explanation):
         return (
             f"measure messages: they are exposed for {_ms(explanation.exposed_communication_s)} an "
             "iteration, and --collectives, measured on the idle machines, tells why"
         )
     return "nothing: no single cause surely costs more than 3% of the iteration"
+
+
+def _with_sure_gain(explanation: Any, changes: Sequence[Any]) -> list[Any]:
+    """Return those of some causes or remedies whose gain is surely large enough to count.
+
+    The gain of removing a cause, or of a remedy, is sure if even the lower end of its
+    interval is above 3% of the iteration.
+    """
+    from ddlkit.model.explanation import LEAST_SHARE
+
+    least_s = LEAST_SHARE * explanation.iteration_s
+    return [change for change in changes if change.gain_interval_s[0] > least_s]
+
+
+def _what_to_do_about(cause: Any) -> str:
+    """Return what the user should do about the cause of the largest gain."""
+    action = WHAT_TO_DO[cause.cause]
+    # Only the delay of a single rank has a rank.
+    if cause.rank is not None:
+        action = (
+            f"look at the phase {cause.phase} of that rank. "
+            f"Check {WHERE_TO_LOOK[cause.phase]}"
+        )
+    return f"the largest single cause is {_name_of_cause(cause)}: {action}"
+
+
+def _lacks_reason_of_exposed(explanation: Any) -> bool:
+    """Return whether much communication is exposed, and no cause can say why."""
+    from ddlkit.model.explanation import LEAST_SHARE
+
+    # Only with --collectives is the bandwidth of messages a cause. Otherwise no cause contains
+    # what messages cost.
+    if any(cause.cause == "bandwidth" for cause in explanation.causes):
+        return False
+    least_s = LEAST_SHARE * explanation.iteration_s
+    return bool(explanation.exposed_communication_s > least_s)
 
 
 def _gain_s(remedy: Any) -> float:

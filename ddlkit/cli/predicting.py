@@ -61,6 +61,7 @@ from ddlkit.core.errors import UserError, shown
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from pandas import DataFrame
 
 # ---------------------------------------------------------------- ddlkit fit
 
@@ -141,7 +142,6 @@ benchmark, a log of Ascend's hccl_test, or a log of nccom-test of AWS Neuron"""
 )
 def fit(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit fit``."""
-    from ddlkit.core import fit as fitting
     from ddlkit.formats import messages
 
     _refuse_wrong_comparison(arguments)
@@ -159,8 +159,30 @@ def fit(arguments: argparse.Namespace) -> None:
     if arguments.compare:
         _compare_forms(arguments, sizes, seconds, facts)
         return
+    fitted = _fitted(arguments, sizes, seconds, facts)
+    description = _description_of_fit(fitted, sizes, seconds, facts)
+    print_warnings(description["fit"]["warnings"])
+    if arguments.json:
+        show(description, as_json=True)
+    else:
+        show(_fit_in_words(description, fitted, facts), as_json=False)
+
+
+def _fitted(
+    arguments: argparse.Namespace,
+    sizes: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    facts: dict[str, Any],
+) -> Any:
+    """Return the `Fit` of the form of --form to message times. Errors name file and form.
+
+    ``sizes`` (bytes) and ``seconds`` have shape (n,), for n messages. ``facts`` are what
+    `read_bytes_seconds` knows of the messages.
+    """
+    from ddlkit.core import fit as fitting
+
     try:
-        fitted = fitting.fit(
+        return fitting.fit(
             arguments.form,
             sizes,
             seconds,
@@ -173,19 +195,22 @@ def fit(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.file}, fitted by --form {arguments.form}: {error}"
         ) from error
-    description = _description_of_fit(fitted, sizes, seconds, facts)
-    about_fit = description["fit"]
-    print_warnings(about_fit["warnings"])
-    if arguments.json:
-        show(description, as_json=True)
-        return
-    # The lines for a person have the entries on the fit among the others.
-    readable = _without_nested({**description, **about_fit})
+
+
+def _fit_in_words(
+    description: dict[str, Any], fitted: Any, facts: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the entries of a fitted cost that a person reads.
+
+    ``description`` is what `_description_of_fit` returns for ``fitted`` and ``facts``. Its
+    entries on the fit are put among the others.
+    """
+    readable = _without_nested({**description, **description["fit"]})
     if not facts.get("collective"):
         readable["collective"] += " (assumed, because the file names none)"
     # `fitted.form` may have a limit, as in "piecewise:45KB". `cost.form` has none.
     readable["form"] = f"{fitted.form} ({FORMS_IN_WORDS[fitted.cost.form]})"
-    show(readable, as_json=False)
+    return readable
 
 
 def _description_of_fit(
@@ -337,13 +362,20 @@ def _compare_forms(
         result["warnings"] = warnings
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
-        # For a person, the names of columns have spaces, and an error that is not known is "-".
-        table = compared.table.rename_axis(None)
-        table.columns = table.columns.str.replace("_", " ")
-        print("errors at sizes that are left out of the fit, one at a time:")
-        print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
-        print()
+        _print_errors_of_forms(compared.table)
     show(result, arguments.json)
+
+
+def _print_errors_of_forms(errors: DataFrame) -> None:
+    """Print the held-out relative errors, with a row for each form.
+
+    The names of columns are printed with spaces, and an error that is not known as "-".
+    """
+    table = errors.rename_axis(None)
+    table.columns = table.columns.str.replace("_", " ")
+    print("errors at sizes that are left out of the fit, one at a time:")
+    print(table.to_string(float_format="{:.2%}".format, na_rep="-"))
+    print()
 
 
 # ---------------------------------------------------------------- ddlkit predict, ddlkit plan
@@ -394,13 +426,7 @@ def predict(arguments: argparse.Namespace) -> None:
         **assumption(arguments),
     }
     if arguments.density:
-        # With --density, a share of the gradients is selected before it is sent, and the cost
-        # is a `SparseGather`.
-        cost: Any = iteration.cost
-        # The time that each message takes to select its gradients.
-        selection_s = cost.selection_s(iteration.group_bytes)
-        result["selection_s"] = float(selection_s.sum())
-        result["selection_form"] = cost.selecting.form
+        result |= _selection_facts(iteration)
     # `forecast_of` has printed the warnings on standard error, where a person reads them.
     if arguments.json:
         result["warnings"] = warnings
@@ -412,6 +438,21 @@ def predict(arguments: argparse.Namespace) -> None:
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
     show(result, arguments.json)
+
+
+def _selection_facts(iteration: Any) -> dict[str, Any]:
+    """Return the time to select gradients in an iteration, and the form of its cost.
+
+    With --density, each message selects a share of its gradients before it is sent, and the
+    cost of ``iteration`` is a `SparseGather`.
+    """
+    cost = iteration.cost
+    # The seconds that each message takes to select its gradients.
+    selection_s = cost.selection_s(iteration.group_bytes)
+    return {
+        "selection_s": float(selection_s.sum()),
+        "selection_form": cost.selecting.form,
+    }
 
 
 def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
@@ -523,7 +564,7 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration = forecast.iteration
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
-    proof = {}
+    facts: dict[str, Any] = {}
     # The planner "exact" also gives the time that no plan can undercut. Others give None.
     if chosen.least_s is not None:
         # Reasons why the proof may not hold for these inputs.
@@ -534,25 +575,30 @@ def plan(arguments: argparse.Namespace) -> None:
         # With several messages in flight, start-ups overlap, and an iteration may take
         # less than the bound.
         if arguments.in_flight == 1:
-            proof["lower_bound_s"] = chosen.least_s
+            facts["lower_bound_s"] = chosen.least_s
+    facts |= assumption(arguments)
     if arguments.json:
         description = chosen.to_dict(iteration_s)
-        facts = {**proof, **assumption(arguments), "warnings": warnings}
-        show({**description, **facts}, as_json=True)
+        show({**description, **facts, "warnings": warnings}, as_json=True)
         return
-    sizes = iteration.group_bytes
-    tensors = iteration.workload.tensor
-    facts = {
+    summary = {
         "planner": chosen.planner,
-        "message_count": len(sizes),
+        "message_count": len(chosen.members),
         "iteration_s": iteration_s,
     }
-    show({**facts, **proof, **assumption(arguments)}, as_json=False)
+    show({**summary, **facts}, as_json=False)
+    _print_messages(iteration)
+
+
+def _print_messages(iteration: Any) -> None:
+    """Print a line for each message: its number, size, and first and last tensor."""
     print(
         "messages in the order in which they are sent, and their first and last tensor:"
     )
+    tensors = iteration.workload.tensor
+    sizes = iteration.group_bytes
     # `members` has the indices of the gradients in each message.
-    for message, gradients in enumerate(chosen.members):
+    for message, gradients in enumerate(iteration.plan.members):
         first = tensors[gradients[0]]
         last = tensors[gradients[-1]]
         size = units.format_bytes(sizes[message])
@@ -809,15 +855,9 @@ def _of_what_if(argument: Argument) -> Argument:
 )
 def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
-    from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import effect_of_change, schedule
 
-    # The options of a prediction that the graph has no tasks for are no options of this
-    # command. A prediction takes their defaults.
-    for argument in INPUTS:
-        if argument not in _IN_THE_GRAPH:
-            default = argument.options.get("default")
-            setattr(arguments, parsed_name(argument.names[0]), default)
+    _set_inputs_without_options(arguments)
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
@@ -831,7 +871,6 @@ def what_if(arguments: argparse.Namespace) -> None:
     forecast, warnings, profile, communication = forecast_of(
         arguments, arguments.plan, notes=notes
     )
-    plan = forecast.iteration.plan
     cost = forecast.iteration.cost
     # A cost that does not state a number of ranks counts as the cost for one rank.
     gpus = cost.workers or 1
@@ -850,12 +889,10 @@ def what_if(arguments: argparse.Namespace) -> None:
         cost_after = _cost_after(arguments, communication, warnings)
     # An unknown layer of --layer is refused here, before the graphs are made.
     profile_after = profile.resized(layer_factors)
-    # `forecast.iteration` may also have a link that messages share, or copies of buckets.
-    # The graph has no tasks for these, so both graphs are made without them. Before the
-    # change, all ranks are alike.
-    before = Iteration(forecast.iteration.workload, plan, cost)
-    graph = _graph(arguments, before, profile, changed_ranks=set())
-    graph_after = _changed_graph(arguments, profile_after, plan, cost_after, changes)
+    graph = _unchanged_graph(arguments, forecast.iteration, profile)
+    graph_after = _changed_graph(
+        arguments, profile_after, forecast.iteration.plan, cost_after, changes
+    )
     compared = effect_of_change(schedule(graph), schedule(graph_after))
     if not (changes or layer_factors or gpus_after != gpus):
         notes.append(
@@ -872,21 +909,59 @@ def what_if(arguments: argparse.Namespace) -> None:
         "simulated_critical_path_s": graph.longest_path_s,
         **_resources_in_words(compared),
         **assumption(arguments),
+        "batch": profile.batch,
+        **_throughputs(compared, profile.batch, gpus, gpus_after),
     }
-    result["batch"] = profile.batch
-    # Facts before and after the change have names such as iteration_s and
-    # iteration_s_after, which `compared` has.
-    for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
-        # Each rank has a GPU, and a batch of its own in an iteration.
-        samples = gpu_count * profile.batch
-        result[f"ranks{suffix}"] = gpu_count
-        result[f"samples_per_s{suffix}"] = samples / result[f"iteration_s{suffix}"]
     if arguments.json:
         result["warnings"] = warnings
     elif profile.batch == 1:
         # The profile of a user's own model always has a batch of 1.
         result["batch"] = "1 (or not known)"
     show(result, arguments.json)
+
+
+def _set_inputs_without_options(arguments: argparse.Namespace) -> None:
+    """Set the inputs of a prediction that what-if has no options for to their defaults.
+
+    The graph has no tasks for what these inputs describe. A prediction, which what-if makes
+    first, needs all inputs.
+    """
+    for argument in INPUTS:
+        if argument not in _IN_THE_GRAPH:
+            default = argument.options.get("default")
+            setattr(arguments, parsed_name(argument.names[0]), default)
+
+
+def _throughputs(
+    compared: dict[str, Any], batch: int, gpus: int, gpus_after: int
+) -> dict[str, Any]:
+    """Return the numbers of ranks and the samples per second, before and after the change.
+
+    ``compared`` is the result of `effect_of_change`, from which the times of iterations are
+    taken. The names of entries after the change end in "_after", as in ``compared``.
+    """
+    result: dict[str, Any] = {}
+    for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
+        # Each rank has a GPU, and a batch of its own in an iteration.
+        samples = gpu_count * batch
+        result[f"ranks{suffix}"] = gpu_count
+        result[f"samples_per_s{suffix}"] = samples / compared[f"iteration_s{suffix}"]
+    return result
+
+
+def _unchanged_graph(
+    arguments: argparse.Namespace, iteration: Any, profile: Any
+) -> Any:
+    """Return the task graph of a training before all changes.
+
+    ``iteration`` is the predicted one. It may also have a link that messages share, or copies
+    of buckets. The graph has no tasks for these, so both graphs are made without them.
+    """
+    from ddlkit.core.iteration import Iteration
+
+    simple_iteration = Iteration(iteration.workload, iteration.plan, iteration.cost)
+    # Before the change, all ranks are alike.
+    return _graph(arguments, simple_iteration, profile, changed_ranks=set())
 
 
 def _notes_of_idle_changes(
@@ -1134,10 +1209,8 @@ def _graph(
     all compute times. The backward of ``iteration`` already has this factor, and the
     forward of ``profile`` gets it here.
     """
-    import numpy as np
-
     from ddlkit.core.strategies import strategy
-    from ddlkit.core.taskgraph import ALL_RANKS, Gpus, of_iteration
+    from ddlkit.core.taskgraph import Gpus, of_iteration
     from ddlkit.store.readers import read_inputs
 
     # Seconds of reading, decoding and copying the input of a batch, by name.
@@ -1151,14 +1224,7 @@ def _graph(
     simulated = _machines_to_simulate(machines, changed_machines)
     # Each machine reads its input from a disk of its own.
     gpus = Gpus(machines=len(simulated), per_machine=per_machine, shared_disk=False)
-    # A rank reads, decodes and copies its input, which are three tasks, and computes each
-    # layer forward and backward.
-    tasks = gpus.n * (2 * len(profile.forward_s) + 3) * ITERATIONS
-    if tasks > MOST_TASKS:
-        raise UserError(
-            f"{gpus.n} different ranks would do {tasks} tasks, more than {MOST_TASKS}: "
-            "change fewer ranks, or lower --gpus-per-machine"
-        )
+    _refuse_too_many_tasks(gpus.n, layers=len(profile.forward_s))
     graph = of_iteration(
         iteration,
         strategy(arguments.framework),
@@ -1169,10 +1235,36 @@ def _graph(
         decode_s=input_s.get("decode_s", 0.0),
         h2d_s=input_s.get("h2d_s", 0.0),
     )
-    # The graph numbers its ranks from 0 without gaps. They get the numbers that they have
-    # among all ranks. The sum has a row for each simulated machine and a column for each
-    # of its ranks, and `ravel` puts the rows one after the other.
-    first_ranks = per_machine * np.array(simulated)
+    return _with_numbers_of_ranks(graph, simulated, per_machine)
+
+
+def _refuse_too_many_tasks(ranks: int, layers: int) -> None:
+    """Raise UserError if the graph of ``ranks`` simulated ranks would be too large."""
+    # A rank reads, decodes and copies its input, which are three tasks, and computes each
+    # layer forward and backward.
+    tasks = ranks * (2 * layers + 3) * ITERATIONS
+    if tasks > MOST_TASKS:
+        raise UserError(
+            f"{ranks} different ranks would do {tasks} tasks, more than {MOST_TASKS}: "
+            "change fewer ranks, or lower --gpus-per-machine"
+        )
+
+
+def _with_numbers_of_ranks(
+    graph: Any, machines: Sequence[int], per_machine: int
+) -> Any:
+    """Return a graph whose ranks have the numbers that they have among all ranks.
+
+    ``graph`` has the ranks of some ``machines`` alone, with ``per_machine`` ranks each, and
+    numbers them from 0 without gaps.
+    """
+    import numpy as np
+
+    from ddlkit.core.taskgraph import ALL_RANKS
+
+    # The sum has a row for each machine and a column for each of its ranks, and `ravel` puts
+    # the rows one after the other.
+    first_ranks = per_machine * np.array(machines)
     rank_numbers = (first_ranks[:, None] + np.arange(per_machine)).ravel()
     # `graph.rank` has the rank of each task. Tasks that all ranks do together keep ALL_RANKS,
     # which is -1. For them, `where` drops the number that this index gives.

@@ -140,33 +140,10 @@ def scale(arguments: argparse.Namespace) -> None:
     _refuse_wrong_options(arguments)
     # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
-    from ddlkit.formats.kernel_sums import read_kernel_sums
-    from ddlkit.formats.node_tables import read_node_tables
     from ddlkit.formats.steps import read_steps
-    from ddlkit.model.scaling import scale as predict_scaling
 
     steps = read_steps(arguments.steps)
-    collectives = None
-    if arguments.collectives:
-        collectives = read_node_tables(
-            arguments.collectives, collective=arguments.collective
-        )
-    kernels = None
-    if arguments.kernels:
-        kernels = read_kernel_sums(arguments.kernels)
-    workload = _workload(arguments)
-    try:
-        result = predict_scaling(
-            steps,
-            arguments.nodes,
-            workload=workload,
-            collectives=collectives,
-            kernels=kernels,
-            kernel_steps=arguments.kernel_steps,
-            wish=arguments.wish,
-        )
-    except UserError as error:
-        raise UserError(f"{_measured_files(arguments)}: {error}") from error
+    result = _predicted(arguments, steps)
     if arguments.plot:
         _draw(result, arguments)
     warnings = [
@@ -179,6 +156,39 @@ def scale(arguments: argparse.Namespace) -> None:
         return
     has_gradients = bool(arguments.profile or arguments.trace)
     print("\n".join(_screen(result, has_gradients=has_gradients)))
+
+
+def _predicted(arguments: argparse.Namespace, steps: DataFrame) -> Scaling:
+    """Return the prediction from measured steps and the other files that are given.
+
+    ``steps`` has the rows of the file of --steps. An error of the prediction names the files
+    of measurements.
+    """
+    from ddlkit.formats.kernel_sums import read_kernel_sums
+    from ddlkit.formats.node_tables import read_node_tables
+    from ddlkit.model.scaling import scale as predict_scaling
+
+    collectives = None
+    if arguments.collectives:
+        collectives = read_node_tables(
+            arguments.collectives, collective=arguments.collective
+        )
+    kernels = None
+    if arguments.kernels:
+        kernels = read_kernel_sums(arguments.kernels)
+    workload = _workload(arguments)
+    try:
+        return predict_scaling(
+            steps,
+            arguments.nodes,
+            workload=workload,
+            collectives=collectives,
+            kernels=kernels,
+            kernel_steps=arguments.kernel_steps,
+            wish=arguments.wish,
+        )
+    except UserError as error:
+        raise UserError(f"{_measured_files(arguments)}: {error}") from error
 
 
 def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
@@ -278,8 +288,26 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     """Yield the lines for a person: a table, and paragraphs below it.
 
-    The table has a row for each number of GPUs and nodes. ``has_gradients`` says whether the
-    user gave the gradients. The table begins as in
+    ``has_gradients`` says whether the user gave the gradients.
+    """
+    yield from _table(result)
+    yield ""
+    yield from _paragraph("held out", _held_out(result))
+    yield from _paragraph("lost time", _explained(result))
+    yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
+    # Each collective once, in the order of the result.
+    for collective in dict.fromkeys(time.collective for time in result.collectives):
+        yield from _paragraph("messages", _messages(result, collective))
+    if result.wish:
+        yield from _paragraph("wish", _wish(result))
+    yield from _findings("advice", result, is_advice=True)
+    yield from _findings("notes", result, is_advice=False)
+
+
+def _table(result: Scaling) -> Iterator[str]:
+    """Yield the lines of a table with a row for each number of GPUs and nodes.
+
+    The table begins as in
 
           GPUs  nodes      step  (jobs, or nominal 90% interval)    scaling factor
              1      1    200 ms  measured, 1 job                    1.00
@@ -309,17 +337,6 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     yield head.rstrip()
     for row, origin in zip(result.counts, origins, strict=True):
         yield _row(row, f"{origin:<{width}}").rstrip()
-    yield ""
-    yield from _paragraph("held out", _held_out(result))
-    yield from _paragraph("lost time", _explained(result))
-    yield from _paragraph("verdict", _verdict(result, has_gradients=has_gradients))
-    # Each collective once, in the order of the result.
-    for collective in dict.fromkeys(time.collective for time in result.collectives):
-        yield from _paragraph("messages", _messages(result, collective))
-    if result.wish:
-        yield from _paragraph("wish", _wish(result))
-    yield from _findings("advice", result, is_advice=True)
-    yield from _findings("notes", result, is_advice=False)
 
 
 ADVICE = ("helps", "does not help", "measure")
@@ -357,7 +374,7 @@ def _origin(row: Count) -> str:
 
 
 def _row(row: Count, origin: str) -> str:
-    """Return the line of a row in the table of `_screen`.
+    """Return the line of a row in the table of `_table`.
 
     ``origin`` says how the step was found, and is padded to the width of its column.
     """
@@ -418,7 +435,6 @@ def _signed(error: float) -> str:
 
 def _explained(result: Scaling) -> str:
     """Return a sentence on what lengthens the step on the most GPUs that were measured."""
-    seconds = units.format_seconds
     explained = result.explained
     most_gpus = _gpus(explained.gpus)
     fewest_gpus = _gpus(result.smallest.gpus)
@@ -426,36 +442,46 @@ def _explained(result: Scaling) -> str:
         return f"a step on {most_gpus} is not longer than on {fewest_gpus}"
     longer = (
         f"a step on {most_gpus} is longer than on {fewest_gpus} by "
-        f"{seconds(explained.loss_s)}"
+        f"{units.format_seconds(explained.loss_s)}"
     )
-    # Parts of the loss that have a cause, and then what is left of it.
-    parts = []
-    # The most that messages explain. None if neither the kernels of messages were measured nor
-    # their cost is known.
-    at_most_s = explained.messages_at_most_s
-    if at_most_s is not None and at_most_s < explained.loss_s:
-        parts.append(f"messages explain at most {seconds(at_most_s)}")
-    elif at_most_s is not None:
-        parts.append(
-            f"messages, which add up to {seconds(at_most_s)}, may explain all of it"
-        )
-    # Every step waits for the slowest rank, so ranks whose steps scatter lengthen it. None
-    # if the steps give only means of jobs, which do not tell the scatter.
-    if explained.scatter_s is not None:
-        scatter = seconds(explained.scatter_s)
-        parts.append(f"the scatter of single ranks would explain up to {scatter}")
     other_causes = "waiting or input"
     # Messages may have any part in the loss if nothing is known of them.
-    if at_most_s is None:
+    if explained.messages_at_most_s is None:
         other_causes = "messages, waiting or input"
+    # Parts of the loss that have a cause, and then what is left of it.
+    parts = _parts_with_cause(explained)
     if not parts:
         return f"{longer}. Whether this is {other_causes} is not known"
     if explained.unexplained_s > 0:
-        unexplained = seconds(explained.unexplained_s)
+        unexplained = units.format_seconds(explained.unexplained_s)
         parts.append(f"{unexplained} is not explained ({other_causes})")
     *firsts, last = parts
     listed = f"{', '.join(firsts)}, and {last}" if firsts else last
     return f"{longer}: {listed}"
+
+
+def _parts_with_cause(explained: Any) -> list[str]:
+    """Return how much of a longer step messages, and the scatter of ranks, explain, in words.
+
+    ``explained`` is the `Explained` of a result. A cause of which nothing was measured is left
+    out.
+    """
+    parts = []
+    # The most that messages explain. None if neither the kernels of messages were measured nor
+    # their cost is known.
+    at_most_s = explained.messages_at_most_s
+    if at_most_s is not None:
+        at_most = units.format_seconds(at_most_s)
+        if at_most_s < explained.loss_s:
+            parts.append(f"messages explain at most {at_most}")
+        else:
+            parts.append(f"messages, which add up to {at_most}, may explain all of it")
+    # Every step waits for the slowest rank, so ranks whose steps scatter lengthen it. None
+    # if the steps give only means of jobs, which do not tell the scatter.
+    if explained.scatter_s is not None:
+        scatter = units.format_seconds(explained.scatter_s)
+        parts.append(f"the scatter of single ranks would explain up to {scatter}")
+    return parts
 
 
 def _verdict(result: Scaling, *, has_gradients: bool) -> str:
