@@ -283,7 +283,7 @@ def test_rounds_that_are_disturbed_on_a_gpu_are_kept(
     """A processor that is taken for a GPU when it is asked how often to repeat."""
     asked = list[str]()
 
-    def on(device: str) -> vitals.Retries:
+    def on(device: str, say: object) -> vitals.Retries:
         asked.append(device)
         return on_device("cuda")
 

@@ -42,7 +42,7 @@ def test_one_size_far_off_its_neighbours_is_named_with_them(factor: float) -> No
     (warning,) = strange_times(SIZES, seconds)
     for size in ("256 KiB", "128 KiB", "512 KiB"):
         assert f"{size} takes" in warning
-    assert "without 256 KiB" in warning
+    assert "remove the rows of 256 KiB" in warning
 
 
 def test_smaller_messages_that_take_longer_are_named_with_larger_ones() -> None:
