@@ -492,7 +492,10 @@ class _Session:
         # The same budget again is of no use for a point that is longer than the budget.
         enough_s = math.ceil(RESERVE * max(estimates_s) + reserved_s)
         if self.budget_s < enough_s:
-            return f"run the same command again with --budget {enough_s}s or more"
+            return (
+                f"run the same command again with --budget {enough_s}s or more, which is "
+                "enough for the longest of them"
+            )
         return "run the same command again to continue"
 
     def _refuse_failures(self) -> None:
