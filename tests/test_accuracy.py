@@ -31,6 +31,7 @@ from workbook.common.source import Source
 from workbook.dag import training
 from workbook.validate import accuracy, clusters
 from workbook.validate.accuracy import calibrated, validate
+from workbook.validate.compared import compared
 from workbook.validate.rivals import TRIALS
 
 SIZES = np.geomspace(1e2, 1e8, 13)
@@ -469,3 +470,10 @@ def test_coverage_counts_each_measurement_of_95_percent_once() -> None:
     assert not key.duplicated().any()
     of_95 = every[every["nominal"] == 0.95]
     assert set(rows["campaign"]) == set(of_95["campaign"])
+
+
+def test_runs_without_a_layer_profile_are_not_compared() -> None:
+    """The directory of this campaign has runs, and the profiles are in the one above."""
+    best = places.RECORDED / "cpu-2x-amd-epyc" / "campaign-best"
+    assert Source((best,)).has("runs") and not Source((best,)).has("layers")
+    assert list(compared(best)) == []

@@ -52,6 +52,9 @@ def compared(directory: Path) -> Iterator[str]:
             "with the runs. With --predict they are written before."
         )
         cases = judge(measurements=source, profiles=source, marked=True)
+    # `judge` returns the bare runs if no run has a layer profile.
+    if "model_iteration_s" not in cases:
+        return
     # A run whose layer profile or message times are missing has no prediction.
     cases = cases[cases["model_iteration_s"].notna()]
     if cases.empty:
