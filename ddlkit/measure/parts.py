@@ -303,7 +303,8 @@ def _refuse_arguments_of_layers(
 
     ``networks`` are names and batch sizes, and ``ranks`` are numbers of ranks.
     """
-    # Tables of ranks are named by the number of ranks, and not by the precision.
+    # Several ranks always compute in fp32. A list of several precisions would seem to be
+    # measured, and is refused. A single one is ignored, because the default is one, too.
     if ranks and len(precisions) > 1:
         raise UserError(
             "layers: leave out either the precisions or the numbers of ranks, because several "
