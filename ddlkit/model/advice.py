@@ -286,9 +286,10 @@ class Advice:
         rounds: int,
         iterations_per_round: int,
     ) -> Floats:
-        """Return a random error of a measured gain for each of the B drawn gains.
+        """Return random differences between a measured gain and each of the B drawn gains.
 
-        The measurement compares ``option`` with the default in ``rounds`` rounds, each
+        A measured gain differs from the predicted one by the noise of the measurement, and
+        by the error of the model, MODEL_ERROR. The measurement compares ``option`` with the default in ``rounds`` rounds, each
         of ``iterations_per_round`` iterations of both. ``gain_draws``, shape (B,), are
         the drawn gains without this error. The errors are normal, and the result has
         the shape (B,). Their standard deviation is

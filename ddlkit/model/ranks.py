@@ -647,6 +647,7 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
+        # Copies out of buckets follow the compute of backward, and fill whole segments.
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
