@@ -289,10 +289,10 @@ class Advice:
         """Return random differences between a measured gain and each of the B drawn gains.
 
         A measured gain differs from the predicted one by the noise of the measurement, and
-        by the error of the model, MODEL_ERROR. The measurement compares ``option`` with the default in ``rounds`` rounds, each
-        of ``iterations_per_round`` iterations of both. ``gain_draws``, shape (B,), are
-        the drawn gains without this error. The errors are normal, and the result has
-        the shape (B,). Their standard deviation is
+        by the error of the model, MODEL_ERROR. The measurement compares ``option`` with
+        the default in ``rounds`` rounds, each of ``iterations_per_round`` iterations of
+        both. ``gain_draws``, shape (B,), are the drawn gains without these differences. The
+        differences are normal, and the result has the shape (B,). Their standard deviation is
 
             hypot((1 - gain) * noise of the ratio of two times, MODEL_ERROR).
 
