@@ -622,7 +622,7 @@ def _recorded_kinds(
     # Some options take several files.
     patterns = given if isinstance(given, list) else [given]
     for path in store.expand_tables(patterns):
-        # The stamp is a file beside a recorded table. It names the kind of the table.
+        # The stamp is a file next to a recorded table. It names the kind of the table.
         if is_stamped(path):
             yield path, store.load_stamp(path)["schema"]
 
@@ -1430,7 +1430,7 @@ def _other_machines_than_of_slowdown(arguments: argparse.Namespace) -> list[str]
 def _stamped_inputs(arguments: argparse.Namespace) -> list[Path]:
     """Return the profile and the tables of messages, as far as they have a stamp.
 
-    The stamp is a file beside a recorded table, which names the machine of the table.
+    The stamp is a file next to a recorded table, which names the machine of the table.
     """
     from ddlkit import store
 

@@ -131,7 +131,7 @@ def _bytes_of_tensor(match: re.Match[str], where: str) -> int:
     """Return the bytes of the tensor that a row describes.
 
     The description, as in "1024x4" for elements and bytes of each, is exact. The size that
-    is printed beside it is rounded.
+    is printed next to it is rounded.
     """
     elements = whole(match["elements"], where, "Description")
     element_bytes = whole(match["element_bytes"], where, "Description")

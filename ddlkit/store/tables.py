@@ -587,7 +587,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
 
 
 def _possible_stamps(path: Path) -> list[dict[str, Any]]:
-    """Return the stamp beside a loose table and, if there is one, the stamp inside it.
+    """Return the stamp next to a loose table and, if there is one, the stamp inside it.
 
     `_exchange` writes the new stamp before the new table. Until then, the stamp of the
     table that is still there is inside the new stamp. Raises UserError if the table has no
@@ -775,7 +775,7 @@ def _part_of_entry(
     """Return the packed table that a line of a file of stamps describes.
 
     ``entry`` is the JSON of the line, ``pack_sha256`` the hash of each pack by the name of
-    its file, and ``path`` the file of stamps, which is beside the packs. Raises KeyError if
+    its file, and ``path`` the file of stamps, which is next to the packs. Raises KeyError if
     something is missing, and UserError if the stamp is damaged.
     """
     stamp = _checked_stamp(entry["stamp"], path)

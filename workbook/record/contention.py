@@ -235,7 +235,7 @@ def _first_failure(
 ) -> Exception | None:
     """Try the ways of a neighbour in turn, and return the exception of the first that fails.
 
-    A way is one setting of what communicates beside the kernel, and `measure_in_turn` says when a
+    A way is one setting of what communicates during the kernel, and `measure_in_turn` says when a
     way fails. The way that fails is dropped from the passages, and the ways after it are not
     tried. Returns None if none fails. The exception of the very first way is raised, because there
     is then nothing to compare the kernel alone with. The kernel alone takes ``alone_s`` seconds.
