@@ -228,6 +228,9 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
+    "predict --profle x.csv": "predict has no argument --profle: did you mean --profile?",
+    "lab --link 1gbit": "lab has no argument --link (see ddlkit lab --help)",
+    "lab up --rate=1gbit --seal=1": "lab has no argument --seal (see ddlkit lab --help)",
     f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: did you mean ddp?",
     f"plan {DENSE} --planner ddp25": "--planner 'ddp25': unknown: did you mean ddp?",
     f"predict {DENSE} --plan search:3": "--plan 'search:3': write search alone",

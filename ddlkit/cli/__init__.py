@@ -476,18 +476,59 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     refuse an option without an effect even if the user gives its default value. Raises
     UserError for a word that the command does not take.
     """
+    _refuse_unknown_option(words, program)
     parser = _parser(program)
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        command = arguments.command
-        raise UserError(
-            f"{command} has no argument {one_line(unknown[0])} "
-            f"(see {program.called} {command} --help)"
-        )
+        raise _no_such_argument(unknown[0], arguments.command, program)
     # A parser without defaults returns only the arguments that are given in ``words``.
     only_given, _ = _parser(program, with_defaults=False).parse_known_args(words)
     arguments.given_names = frozenset(vars(only_given))
     return arguments
+
+
+def _refuse_unknown_option(words: Sequence[str], program: Program) -> None:
+    """Raise UserError for the first option in ``words`` that their command does not have.
+
+    argparse reports an unknown option last. Before that, it would complain that the option
+    which was misspelt is missing, or take the value of the unknown option as another argument.
+    """
+    # Without a command, or with an unknown one, argparse has the better message.
+    if not words or words[0] not in program.commands:
+        return
+    # The help is printed whatever else the words are.
+    if {"-h", "--help"}.intersection(words):
+        return
+    command = words[0]
+    options = ["--help"]
+    for argument in program.commands[command].arguments:
+        options += [name for name in argument.names if name.startswith("--")]
+    for word in words[1:]:
+        # What follows two dashes alone is no option.
+        if word == "--":
+            return
+        # An option may be given its value in the same word, as in --plan=ddp.
+        name, _, _ = word.partition("=")
+        # argparse takes the beginning of an option for the option.
+        is_known = any(option.startswith(name) for option in options)
+        if word.startswith("--") and not is_known:
+            raise _no_such_argument(name, command, program, options)
+
+
+def _no_such_argument(
+    word: str, command: str, program: Program, options: Sequence[str] = ()
+) -> UserError:
+    """Return the error for a word that a command does not take.
+
+    If the word is similar to one of ``options``, the error asks whether that is meant.
+    """
+    problem = f"{command} has no argument {one_line(word)}"
+    # The dashes, which all options share, would make any two short options similar.
+    names = [option.removeprefix("--") for option in options]
+    similar = difflib.get_close_matches(word.removeprefix("--"), names, n=1)
+    if similar:
+        problem += f": did you mean --{similar[0]}?"
+    return UserError(f"{problem} (see {program.called} {command} --help)")
 
 
 def _parser(

@@ -826,6 +826,8 @@ def _names_links(path: Path) -> bool:
     from ddlkit import store
     from ddlkit.formats import size_time_csv
 
+    # A recorded table has a stamp, which says where and how it was measured. Every recorded
+    # table of message times has the column link.
     if store.tables.is_stamped(path):
         return True
     # A file into which several recorded tables were packed has an error of its own.
@@ -1088,8 +1090,11 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     calibrated = _fitted_to_rows(arguments, paths, rows, chosen)
     # Warnings of times that do not depend on the size as usual.
     warnings += strange_rows(rows)
+    # With --assume-ring, a line was fitted in place of a table of the measured medians.
     if arguments.assume_ring:
         warnings += _misses_of_line(calibrated.cost, rows)
+    # The command what-if also has --assume-ring, but takes the cost to the ranks after the
+    # change by itself. All other commands need the cost between --ranks ranks here.
     ranks_differ = arguments.ranks != calibrated.cost.workers
     if _ranks_are_predicted(arguments) and ranks_differ:
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)

@@ -431,9 +431,9 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
-        _put_in_words(result, remedy="add --slowdown")
-        # If the interval has a level, this entry is None. JSON has null then, and a person
-        # needs no line for it.
+        _put_in_words(result, to_include_contention="add --slowdown")
+        # "interval_includes" says why the interval has no level. It is None if the interval
+        # has one. JSON has null then, and a person needs no line for it.
         if result["interval_includes"] is None:
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
@@ -468,26 +468,28 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
         _put_in_words(
-            result, remedy=f"no option of --strategy {arguments.strategy} adds it"
+            result,
+            to_include_contention=f"no option of --strategy {arguments.strategy} adds it",
         )
     show(result, arguments.json)
 
 
-def _put_in_words(result: dict[str, Any], remedy: str) -> None:
+def _put_in_words(result: dict[str, Any], to_include_contention: str) -> None:
     """Replace numbers in ``result`` that need words when a person reads the prediction.
 
-    ``remedy`` says what to do about contention that was not measured.
+    ``to_include_contention`` says what to do if contention was not measured, so that the
+    interval leaves it out.
     """
     seconds = result["communication_s"]
     result["communication_s"] = f"{seconds:.6g} (if nothing else runs)"
-    result["interval_level"] = _level_in_words(result, remedy)
+    result["interval_level"] = _level_in_words(result, to_include_contention)
 
 
-def _level_in_words(result: dict[str, Any], remedy: str) -> Any:
+def _level_in_words(result: dict[str, Any], to_include_contention: str) -> str:
     """Return the level of a predicted interval, or why there is none, in words.
 
-    The level is the share of single iterations that should lie in the interval. ``remedy``
-    says what to do about contention that was not measured.
+    The level is the share of single iterations that should lie in the interval.
+    ``to_include_contention`` says what to do if contention was not measured.
     """
     if result["interval_level"] is not None:
         return f"{result['interval_level']:.4g} of single iterations"
@@ -495,7 +497,7 @@ def _level_in_words(result: dict[str, Any], remedy: str) -> Any:
         return "none, because there is no interval"
     return (
         "none, because the interval leaves out contention, which was not measured: "
-        f"{remedy}"
+        f"{to_include_contention}"
     )
 
 

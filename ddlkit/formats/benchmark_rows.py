@@ -142,7 +142,8 @@ def positive(value: Any, where: str, name: str) -> float:
     # Python would take the JSON values true and false for the numbers 1 and 0.
     if isinstance(value, bool) or not 0 < number <= MOST:
         raise UserError(
-            f"{where}, {name}: is {shown(value)}; it must be a number above zero"
+            f"{where}, {name}: is {shown(value)}; it must be a number above zero and at "
+            f"most {MOST:g}"
         )
     return number
 

@@ -83,8 +83,12 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         listed = ", ".join(shapes)
         raise UserError(f"{file}: {problem} ({listed}): choose one with --network")
     if options.sequence is None:
+        remedy = "give --sequence"
+        # The error for times that are missing would otherwise be the next one.
+        if options.compute_s is None and options.peak is None:
+            remedy += ", and for the times --compute-s, or --peak with --utilisation"
         raise UserError(
-            f"{file}: the FLOP count depends on the number of tokens in a sample: give --sequence"
+            f"{file}: the FLOP count depends on the number of tokens in a sample: {remedy}"
         )
     # The error for a wrong number of tokens lacks the file and the name.
     try:
