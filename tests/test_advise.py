@@ -390,6 +390,24 @@ def test_the_measured_iteration_stands_beside_the_predicted_and_a_gap_is_named()
     assert units.format_seconds(slow["default_plan"]["measured_iteration_s"]) in lines
 
 
+@pytest.mark.parametrize(
+    ("speed_up", "expected"),
+    [
+        (0.2, "the trial measured a gain, but the prediction failed"),
+        (0.0, "in the trial no"),
+    ],
+)
+def test_a_kept_default_says_what_the_trial_showed_though_the_prediction_failed(
+    speed_up: float, expected: str
+) -> None:
+    slow_s = 4.8 * proposing().options[DEFAULT].seconds
+    result = tried(slow_s, (1 - speed_up) * slow_s, noise=0.001)
+    # The prediction alone advised to keep the default, and so does the command.
+    kept = result | {"predicted_advice": KEEP, "advice": KEEP}
+    headline = advising.screen(kept)[0]
+    assert expected in headline
+
+
 def test_without_a_measured_difference_the_default_is_kept_and_noise_is_named() -> None:
     predicted_s = proposing().options[DEFAULT].seconds
     result = tried(predicted_s, predicted_s, noise=0.2)

@@ -28,6 +28,7 @@ from ddlkit.core.fit import (
     THROUGH_ALL,
     fit,
     held_out_errors,
+    least_sizes_to_hold_out,
     unseen_errors,
 )
 from ddlkit.core.pieces import LINES
@@ -423,6 +424,31 @@ def test_a_comparison_holds_what_the_fits_say_and_the_command_prints_it(
         assert answer["forms"][form]["median_error"] == pytest.approx(
             row["median_error"]
         )
+
+
+@pytest.mark.parametrize("form", SIMPLE_FIRST)
+def test_sizes_are_held_out_from_the_stated_number_of_sizes_on(form: str) -> None:
+    needed = least_sizes_to_hold_out(form)
+    for count in (needed - 1, needed):
+        sizes = 1024.0 * 4.0 ** np.arange(count)
+        held_out = held_out_errors(form, sizes, 1e-3 + 1e-8 * sizes)
+        assert (held_out.sizes.size > 0) == (count == needed)
+
+
+def test_a_comparison_of_too_few_sizes_is_refused_and_a_form_left_out_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sizes = 1024 * 4 ** np.arange(4)
+    table = pd.DataFrame({"bytes": sizes, "seconds": 1e-3 + 1e-8 * sizes})
+    table[:3].to_csv("three.csv", index=False)
+    table.to_csv("four.csv", index=False)
+    assert cli.main(["fit", "three.csv", "--compare"]) == 2
+    assert "three.csv: forms are compared" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.glob("*.png")] == []
+    assert cli.main(["fit", "four.csv", "--compare", "--json"]) == 0
+    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert "piecewise" in warning and "at least 6 different sizes" in warning
 
 
 @pytest.mark.parametrize(

@@ -1237,7 +1237,7 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     # From here on, the prediction alone already advised to keep the default.
     # In the trial, the iteration of the default was outside of its predicted interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
-        return "the prediction failed, and no gain was shown"
+        return _why_keep_after_failed_prediction(result)
     was_tried = result["decided_by"] == "trial"
     not_tried = "" if was_tried else " (predicted, not tried)"
     # The default is predicted to be the fastest plan.
@@ -1249,8 +1249,29 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     verb = "is" if most < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
     if "trial_result" in result:
-        reason += f", and in the trial {result['trial_result']}"
+        conjunction = "although" if _is_gain_measured(result) else "and"
+        reason += f", {conjunction} in the trial {result['trial_result']}"
     return f"{reason}{not_tried}"
+
+
+def _why_keep_after_failed_prediction(result: Mapping[str, Any]) -> str:
+    """Return in words why the default is kept if its measured iteration was not predicted."""
+    # The best plan was not in the trial, or is the default.
+    if "trial_result" not in result:
+        return "the prediction failed, and no other plan was tried"
+    if _is_gain_measured(result):
+        return (
+            "the trial measured a gain, but the prediction failed, and a change is advised "
+            "only if both show a gain"
+        )
+    return f"the prediction failed, and in the trial {result['trial_result']}"
+
+
+def _is_gain_measured(result: Mapping[str, Any]) -> bool:
+    """Return whether the trial of the best plan supports a change from the default to it."""
+    from ddlkit.model.advice import GAIN_WAS_MEASURED
+
+    return bool(result["trial_result"] == GAIN_WAS_MEASURED)
 
 
 NAME_COLUMNS = 28
@@ -1267,7 +1288,7 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
 
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
     ``only_cause`` says in words which scatter the predicted interval includes. It is empty if
-    the interval includes all scatter, and so is a 95% interval.
+    the interval includes all scatter. Only then is its level known, which is 95%.
     """
     times = f"predicted {_predicted_iteration(plan, only_cause)}"
     contradiction_lines = []

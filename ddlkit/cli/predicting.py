@@ -333,15 +333,18 @@ def _compare_forms(
     # `compare` takes all forms by itself, but finds the limit between the two parts of the form
     # piecewise from the times. The user may add a form with a limit, as in piecewise:45KB.
     further_forms = [] if arguments.form == "auto" else [arguments.form]
-    compared = fits.compare(
-        sizes,
-        seconds,
-        *further_forms,
-        # A file that names no collective counts as one of all_reduce, which sends gradients.
-        collective=facts.get("collective") or "all_reduce",
-        workers=facts.get("ranks"),
-        algorithm=facts.get("algorithm"),
-    )
+    try:
+        compared = fits.compare(
+            sizes,
+            seconds,
+            *further_forms,
+            # A file that names no collective counts as one of all_reduce, which sends gradients.
+            collective=facts.get("collective") or "all_reduce",
+            workers=facts.get("ranks"),
+            algorithm=facts.get("algorithm"),
+        )
+    except UserError as error:
+        raise UserError(f"{arguments.file}: {error}") from error
     # The name of the file up to its first dot, as in "times" of times.csv.gz.
     stem = arguments.file.name.partition(".")[0]
     drawing = arguments.draw or Path(f"{stem}-fits.png")
@@ -354,8 +357,9 @@ def _compare_forms(
         "drawing": str(drawing),
         **_place_if_known(facts),
     }
+    warnings = _forms_not_compared(compared.table)
     # Warnings of times that do not depend on the size as usual.
-    warnings = [*fits.strange_times(sizes, seconds, compared.chosen)]
+    warnings += fits.strange_times(sizes, seconds, compared.chosen)
     print_warnings(warnings)
     # The table of errors has a row for each form.
     if arguments.json:
@@ -364,6 +368,21 @@ def _compare_forms(
     else:
         _print_errors_of_forms(compared.table)
     show(result, arguments.json)
+
+
+def _forms_not_compared(errors: DataFrame) -> list[str]:
+    """Return a warning for each form for which there are too few sizes to leave one out.
+
+    ``errors`` has a row for each form, as in `ddlkit.model.fits.Comparison`.
+    """
+    from ddlkit.core.fit import least_sizes_to_hold_out
+
+    left_out = errors.index[errors["held_out_sizes"] == 0]
+    return [
+        f"{form} is not compared, which takes at least {least_sizes_to_hold_out(form)} "
+        "different sizes"
+        for form in left_out
+    ]
 
 
 def _print_errors_of_forms(errors: DataFrame) -> None:

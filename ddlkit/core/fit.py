@@ -730,19 +730,45 @@ def _sizes_to_hold_out(form: str, sizes: Floats) -> list[float]:
 
     The list is empty if too few of ``sizes`` would be left for a fit of ``form``.
     """
-    # "auto" chooses alpha_beta for few sizes, so it needs as many sizes as alpha_beta.
-    form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
-    least_sizes = _method(form_of_fewest_sizes).least_sizes
     distinct = np.unique(sizes)
-    # Neither the smallest size nor the largest one is held out. So there must be a third
-    # size, and one size more than a fit of the form needs.
-    if distinct.size <= max(least_sizes, 2):
+    if distinct.size < least_sizes_to_hold_out(form):
         return []
     candidates = distinct[1:-1]
     # Evenly spaced positions from the first candidate to the last one.
     n_held_out = min(candidates.size, MOST_SIZES_HELD_OUT)
     positions = np.linspace(0, candidates.size - 1, n_held_out)
     return [float(size) for size in candidates[positions.round().astype(int)]]
+
+
+def least_sizes_to_hold_out(form: str) -> int:
+    """Return how many different sizes there must be for errors at held-out sizes.
+
+    Parameters
+    ----------
+    form : str
+        A form as `fit` takes it.
+
+    Returns
+    -------
+    int
+        The number of sizes, of which one can be held out while the form is fitted to the others.
+
+    Raises
+    ------
+    UserError
+        If no form has this name.
+
+    Examples
+    --------
+    >>> least_sizes_to_hold_out("alpha_beta"), least_sizes_to_hold_out("piecewise")
+    (4, 6)
+    """
+    # "auto" chooses alpha_beta for few sizes, so it needs as many sizes as alpha_beta.
+    form_of_fewest_sizes = AlphaBeta.form if form == AUTO else form
+    least_sizes = _method(form_of_fewest_sizes).least_sizes
+    # One size more than a fit of the form needs. Neither the smallest size nor the largest one
+    # is held out, so there must be a third size in any case.
+    return max(least_sizes + 1, 3)
 
 
 def errors_by_form(

@@ -282,7 +282,9 @@ class Table:
         """Add the facts about the table that a line before its head states."""
         title = _TITLE.search(line)
         if title:
-            # Another benchmark begins, to which the facts of the last one do not apply.
+            # Another benchmark begins, to which the facts of the last one do not apply. Only
+            # the version of NCCL holds until another one is stated, because benchmarks whose
+            # output shares a log usually share the library.
             self.collectives = set()
             self.stated_ranks = 0
             self.listed_ranks = Counter()

@@ -614,6 +614,10 @@ def is_decided(measured: Gain) -> bool:
     return lower > 0 or upper < WORTH
 
 
+GAIN_WAS_MEASURED = "the gain was measured"
+"""The result of a trial that supports a change from the default to a plan."""
+
+
 def trial_result(measured: Gain) -> str:
     """Return the result of the trial of a plan, in words.
 
@@ -631,7 +635,7 @@ def trial_result(measured: Gain) -> str:
     """
     lower, upper = measured.interval
     if is_supported(measured):
-        return "the gain was measured"
+        return GAIN_WAS_MEASURED
     # The whole interval lies below zero.
     if upper < 0:
         return "the plan was measured to be slower"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import DRAWS, Chords, MessageCost, Table
+from ddlkit.core.cost import DRAWS, AlphaBeta, Chords, MessageCost, Table
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fit import (
     DISCOUNT_THROUGH_ALL,
@@ -19,6 +19,7 @@ from ddlkit.core.fit import (
     errors_by_form,
     fit,
     held_out_errors,
+    least_sizes_to_hold_out,
 )
 from ddlkit.core.lab_links import is_lab, read_link
 from ddlkit.core.pieces import grouped
@@ -103,7 +104,8 @@ def compare(
     Raises
     ------
     UserError
-        If the chosen form or one of ``forms`` cannot be fitted to these times.
+        If there are too few different sizes to compare forms, or if the chosen form or one of
+        ``forms`` cannot be fitted to these times.
 
     Examples
     --------
@@ -118,6 +120,16 @@ def compare(
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     # The relative errors of each form at sizes that were held out of its fit.
     held_out = errors_by_form(names, sizes, seconds)
+    # Of the candidates of "auto", the straight line is the simplest. All others are compared
+    # with it.
+    needed = least_sizes_to_hold_out(AlphaBeta.form)
+    n_sizes = np.unique(np.asarray(sizes)).size
+    if n_sizes < needed:
+        raise UserError(
+            "forms are compared by their errors at sizes that are left out of the fit, which "
+            f"takes at least {needed} different sizes, and here are {n_sizes}: measure more "
+            "sizes, or fit a single form"
+        )
     # The other forms are shown, but "auto" does not choose them.
     automatic = {form: held_out[form] for form in SIMPLE_FIRST if form in held_out}
     chosen, why = chosen_because(automatic)

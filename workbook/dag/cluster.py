@@ -256,7 +256,7 @@ class Setting:
         wire_s_per_byte = float(update_s(1.0, n, rate))
         return slower * start_s, slower * slower_than_wire * wire_s_per_byte
 
-    def sent_s(
+    def sent_and_exposed_s(
         self, cluster: str, network: str, framework: str, gpus: Gpus
     ) -> tuple[Any, Any]:
         """Return the communication of an iteration, with one message for each layer.
@@ -340,7 +340,9 @@ class Setting:
             Which part takes no time. By default every part takes its time.
         """
         strategy = STRATEGIES[framework]
-        all_sent_s, exposed_s = self.sent_s(cluster, network, framework, gpus)
+        all_sent_s, exposed_s = self.sent_and_exposed_s(
+            cluster, network, framework, gpus
+        )
         # The GPU waits for all messages, or only for what the backward pass does not hide.
         waits_s = exposed_s if strategy.sends_during_backward else all_sent_s
         if without == "sending":

@@ -69,7 +69,7 @@ def modelled() -> pd.DataFrame:
     rows = []
     for cluster, network, gpus in product(CLUSTERS, NETWORKS, SIZES):
         case = (cluster, network, "Caffe-MPI")
-        sent_s, exposed_s = setting.sent_s(*case, gpus)
+        sent_s, exposed_s = setting.sent_and_exposed_s(*case, gpus)
         # One GPU sends nothing, of which there is no share.
         exposed_share = math.nan
         if gpus.n > 1:
@@ -97,7 +97,7 @@ def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) ->
     case = (cluster, network, "Caffe-MPI")
     one_gpu = Gpus()
     one_read_s = setting.reads_s(*case, one_gpu)
-    _, exposed_s = setting.sent_s(*case, gpus)
+    _, exposed_s = setting.sent_and_exposed_s(*case, gpus)
     # The forward pass takes half as long as the backward pass. In Eq 6 both take as long
     # on many GPUs as on one.
     alone_s = 1.5 * setting.backward_s(cluster, network)

@@ -464,14 +464,15 @@ class _Session:
             say(f"missing, {outcome}: {', '.join(keys)}")
         remedy = self._how_to_continue(reserved_s)
         if self.rows and not n_with_tables:
-            # The first point stands for all.
+            # The first point is named as an example. All others failed, too.
             row = next(iter(self.rows.values()))
             advice = f": {remedy}" if row.outcome == sessions.NO_TIME else ""
             raise UserError(
                 f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
+        # There is a remedy only for points that were missing because the time was short.
         if remedy:
-            # One point is enough to show how much time was lacking.
+            # One of these points is enough to show how much time was lacking.
             key = by_outcome[sessions.NO_TIME][0]
             say(f"{key}: {self.rows[key].reason}: {remedy}")
         if self.strict:
