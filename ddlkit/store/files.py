@@ -641,6 +641,10 @@ def parse_json(text: str) -> Any:
         raise ValueError(f"more than {MOST_VALUES} values")
     try:
         document = json.loads(text, parse_int=_number)
+    except json.JSONDecodeError as error:
+        # Python's own words, such as "Expecting value", do not say what is wrong.
+        where = f"line {error.lineno}, column {error.colno}"
+        raise ValueError(f"the first mistake is at {where}") from None
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
     _check_depth(document)
