@@ -58,7 +58,8 @@ def checked_nodes(nodes: Any) -> list[int]:
 def checked_wish(wish: Any) -> float | None:
     """Return the wished scaling factor, None if there is none.
 
-    A scaling factor is the step on the fewest GPUs over the step on more GPUs.
+    A scaling factor is the time of a step on the fewest GPUs, divided by the time of a step on
+    more GPUs.
 
     Parameters
     ----------
@@ -113,8 +114,9 @@ def checked_steps(steps: DataFrame) -> DataFrame:
     Parameters
     ----------
     steps : DataFrame
-        The columns that `ddlkit.scale` takes, with a row for each step, or for the mean step of a
-        job, which is one run of the training.
+        The columns ``gpus``, ``nodes``, ``job`` and ``step_s``, and perhaps ``step``, ``samples``,
+        ``nccl`` and ``settings``. A job is one run of the training. A row is a step, or the mean
+        step of a job.
 
     Returns
     -------
@@ -164,7 +166,10 @@ def checked_steps(steps: DataFrame) -> DataFrame:
 
 
 def _refuse_empty_nodes(steps: DataFrame) -> None:
-    """Raise UserError for the first step on fewer GPUs than nodes, of which each has a GPU."""
+    """Raise UserError for the first step on fewer GPUs than nodes.
+
+    Each node of a training has at least one GPU.
+    """
     has_empty_nodes = (steps["gpus"] < steps["nodes"]).to_numpy()
     if not has_empty_nodes.any():
         return
@@ -184,7 +189,7 @@ def checked_times(collectives: DataFrame) -> DataFrame:
     ----------
     collectives : DataFrame
         The columns of `ddlkit.formats.node_tables.COLUMNS`, of which ``nccl``, ``settings`` and
-        ``file`` may be missing.
+        ``file`` may be missing. ``file`` is not checked.
 
     Returns
     -------
@@ -218,12 +223,13 @@ def checked_times(collectives: DataFrame) -> DataFrame:
 
 
 def checked_kernels(kernels: DataFrame) -> DataFrame:
-    """Return a copy of the sums of kernels, some of which are of NCCL.
+    """Return a copy of the total times of traced kernels, with numbers where numbers belong.
 
     Parameters
     ----------
     kernels : DataFrame
-        The columns ``collective`` ("" for a kernel that is not of NCCL) and ``total_s``.
+        The columns ``collective`` ("" for a kernel that is not of NCCL) and ``total_s``, the
+        seconds of all runs of a kernel.
 
     Returns
     -------

@@ -342,7 +342,9 @@ class Sharding:
 
         # The sum of the bytes of all tensors of each unit.
         bytes_of_unit = np.bincount(
-            unit_of_tensor, profile.gradient_bytes, minlength=len(modules_of_unit)
+            unit_of_tensor,
+            weights=profile.gradient_bytes,
+            minlength=len(modules_of_unit),
         )
         return cls(
             modules=tuple(modules_of_unit),
@@ -393,9 +395,9 @@ class Sharding:
         # same one if only the root computes between two of its runs. The set counts
         # this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
-        # A network of a single unit has no pair, and a network may be all root.
-        first_unit = units[:1]
-        gathered_together.append({ROOT, *first_unit})
+        # Without a pair, the root is whole with the only other unit, or alone if there is
+        # none. With pairs, this set is a part of the first one, and changes nothing.
+        gathered_together.append({ROOT, *units[:1]})
         return max(
             sum(self.bytes[unit] for unit in gathered) for gathered in gathered_together
         )
@@ -628,8 +630,8 @@ def forecast(
 ) -> tuple[Prediction, tuple[float, float] | None]:
     """Return the prediction of an iteration with its interval.
 
-    The share ``level`` of iterations should lie in the interval if an iteration is a
-    replay, which sleeps for its compute times. In real training compute and messages
+    The interval is meant for replays, which sleep where a training computes: the share
+    ``level`` of their iterations should lie in it. In real training compute and messages
     slow each other down, and compute drifts. There is no model of this here, so the
     interval is too narrow for real training (INTERVAL_HOLDS).
 
@@ -638,7 +640,8 @@ def forecast(
     program : Program
         What every rank does, with M messages.
     communications : mapping of str to Communication
-        What is known of messages, by the name of the collective.
+        The fitted cost of messages with at least B draws of it, which are costs fitted to
+        resampled messages, by the name of the collective.
     level : float, optional
         The share of draws that lie in the interval.
     brief_s : ndarray, shape (n,), optional
@@ -732,10 +735,11 @@ def _message_times(
     program : Program
         What every rank does, with M messages.
     communications : mapping of str to Communication
-        What is known of messages, by the name of the collective.
+        The fitted cost of messages with draws of it, which are costs fitted to resampled
+        messages, by the name of the collective.
     scatter_by_message : bool
-        Whether each message of a draw has a scatter of its own. Otherwise times are
-        means of many messages, whose scatter averages out.
+        Whether each message of a draw has a random scatter of its own. Otherwise times
+        are means of many messages, whose scatter averages out.
     beyond_one_element : bool
         Whether to return only by how much a message takes longer than a message of one
         element per rank. The iterations to which this is added were measured with such
@@ -765,7 +769,8 @@ def _message_times(
         if beyond_one_element:
             # The column of the times of one element is subtracted from all columns.
             times_s -= _times_of_one_element_s(costs)
-        # Draws also have the scatter and the drift of messages, if these are known.
+        # If they are known, draws also have the random scatter of single messages, and the
+        # drift that all messages of a session of measurements share.
         # A factor has a row for each draw and a column for each of these messages.
         factors: Floats | float = 1.0
         if draws and communication.noise:
