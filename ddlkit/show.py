@@ -316,8 +316,8 @@ def set_log(ax: Axes, log: str) -> None:
         The axes to change.
     log : str
         Which of them become logarithmic, a letter for each: "x", "y", and "b" for an x axis of
-        message sizes in bytes. With "by", both axes do, and x is in bytes. With "", neither
-        does.
+        message sizes in bytes. With "by", both axes become logarithmic, and x is in bytes.
+        With "", neither axis does.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -356,7 +356,7 @@ def plain_log_ticks(axis: Axis) -> None:
     # A short axis would have few of the numbers 1, 2 and 5. A long axis has no room for all of
     # them.
     if 0 < high < 6 * low:
-        locator = MaxNLocator(6)
+        locator = MaxNLocator(nbins=6)
     elif high > 1e3 * low:
         locator = LogLocator()
     else:
@@ -628,10 +628,11 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     """Draw the scaling factor of a training by its number of GPUs.
 
     A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
-    their jobs, and the prediction is a line with its interval. Interpolated counts are points with
-    their interval. A further line has the scaling factor that messages alone would give, where it
-    is known. The loss is the time by which a step is longer than on the smallest measured count.
-    Two thin lines show other laws of how the loss grows with the nodes.
+    their jobs, which are runs of the training. The prediction is a line with its interval.
+    Interpolated counts are points with their interval. A further line has the scaling factor that
+    messages alone would give, where it is known. The loss is the time by which a step is longer
+    than on the smallest measured count. Two thin lines show other laws of how the loss grows with
+    the nodes.
 
     Parameters
     ----------
@@ -687,8 +688,8 @@ def _draw_scaling_curves(ax: Axes, result: Scaling) -> None:
 def _draw_counts(ax: Axes, counts: Sequence[Count], style: Style) -> None:
     """Draw the scaling factors of some counts of GPUs as points, each with its interval.
 
-    The interval of a measured count is the range of its jobs, and that of an interpolated count
-    is the interval of the interpolation.
+    The interval of a measured count is the range of its jobs, which are runs of the training. The
+    interval of an interpolated count is that of the interpolation.
     """
     for count in counts:
         # A count that a single job measured has no range.
@@ -810,18 +811,18 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
     table["left"] = (table["start_s"] - table["start_s"].min()) * scale
     table["width"] = (table["end_s"] - table["start_s"]) * scale
     streams = list(table["stream"].unique())
-    for (kind, stream), rows in table.groupby(["kind", "stream"], sort=False):
+    for (kind, stream), bars in table.groupby(["kind", "stream"], sort=False):
         style = look(str(kind))
         # Rows are 1 apart, with their middles at 0, 1 and so on.
         bottom = streams.index(stream) - BAR_HEIGHT / 2
         # White edges separate the bars. Many bars are narrow, and edges would cover them.
         ax.broken_barh(
-            rows[["left", "width"]].to_numpy(),
+            bars[["left", "width"]].to_numpy(),
             (bottom, BAR_HEIGHT),
             linewidth=0.4,
             facecolor=style.color,
             hatch=style.hatch,
-            edgecolor="white" if len(rows) <= MOST_EDGES else "none",
+            edgecolor="white" if len(bars) <= MOST_EDGES else "none",
         )
     ax.set_yticks(range(len(streams)), streams)
     # The axis points down, so that the first stream is on top.

@@ -47,8 +47,8 @@ def explanation_figure(explanation: Explanation) -> Figure:
     -------
     Figure
         Three panels from top to bottom. The first has the ranks in a typical iteration. The
-        second has what the iteration takes as one cause of its length after the other is
-        removed, such as the delays of ranks, start-up latency and limited bandwidth. The
+        second has the length of the iteration, as measured and after causes such as the
+        delays of ranks, start-up latency and limited bandwidth were removed one by one. The
         third has the iterations as measured and as replayed.
 
     Notes
@@ -202,10 +202,10 @@ def _outline(
 
 
 def _draw_waterfall(ax: Axes, explanation: Explanation) -> None:
-    """Draw how long the iteration takes as one cause after the other is removed.
+    """Draw the length of the iteration as causes of this length are removed one by one.
 
-    A bar is the iteration after a removal. The hatched bar at its right end is what the
-    removal gained.
+    The first bar is the measured iteration, and each other bar is the iteration after one
+    more removal. The hatched part at the right end is what the removal gained.
     """
     scale, unit = time_unit(explanation.iteration_s)
     # The first entry is the measured iteration, without any removal.
