@@ -325,7 +325,8 @@ def _layers(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[str]]:
     lacks. Without ``needs_forward``, a user's CSV may also lack the column forward_s,
     which the caller replaces.
     """
-    # Only recorded tables have a stamp, and they have all columns.
+    # Only recorded tables have a stamp, which says where their rows come from. They have
+    # all columns.
     if is_stamped(path):
         return load_table(path, "layers"), []
     # A pack has the rows of many tables, so it is no user's CSV.
@@ -519,7 +520,8 @@ def read_timeline(
     path : Path
         A recorded table, or a user's own CSV with its columns.
     case : str, optional
-        The key of the case to choose, if the table has several.
+        The key of the case to choose, if the table has several. A case is what was run: a
+        network, a plan, a number of ranks and so on.
     repeat : int, optional
         The number of the repeat to choose, if the case has several.
 
@@ -533,7 +535,7 @@ def read_timeline(
     UserError
         If the table is wrong, or has no such timeline, several, or too many spans.
     """
-    # Only recorded tables have a stamp.
+    # Only recorded tables have a stamp, which says where their rows come from.
     if is_stamped(path):
         frame = load_table(path, "timeline")
     else:
@@ -640,6 +642,7 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
         return from_dict(described, SELECTION_FORMS)
     # Tables may have several operations that select. Only the rows of `SELECTOR` count.
     rows = _selector_rows(expand_tables([*paths]))
+    # At least one density, because `_selector_rows` refuses tables without such rows.
     measured_densities = sorted(set(rows["density"]))
     if not measured_densities[0] <= density <= measured_densities[-1]:
         listed = ", ".join(f"{value:g}" for value in measured_densities)

@@ -221,6 +221,7 @@ def read_sheet(text: str, file: str) -> Sheet:
     # `newline=""` keeps line breaks as they are, and `strict` refuses wrong quotes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
+        # There is a first line, because an empty file is refused before it is read here.
         header = tuple(name.strip() for name in next(reader))
         # Each row comes with the number of its line in the file, for error messages. An
         # empty line is an empty row.
@@ -425,8 +426,8 @@ class Column:
     ) -> Iterator[tuple[np.ndarray, str]]:
         """Yield which values are implausibly large, and which are implausibly small.
 
-        Products of such numbers would later overflow, or become 0. Each item has a mask of
-        shape (rows,) and the rule, as those of `broken_rules` have.
+        Products of such numbers would later overflow, or become 0. Each item is a pair as
+        `broken_rules` yields it: which of the values break a rule, and the rule in words.
         """
         most = MOST_WHOLE if self.kind == "int" else MOST
         magnitude = np.abs(values)
