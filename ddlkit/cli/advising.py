@@ -1134,7 +1134,10 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
     if lower <= 0 <= upper:
         text += ": no difference could be measured"
     else:
-        text += "; the largest of several measured gains is partly due to chance"
+        text += (
+            "; not advised, because the prediction was better for another plan, and the "
+            "largest of several measured gains is partly due to chance"
+        )
     return [_line("largest measured gain", text)]
 
 

@@ -1138,13 +1138,15 @@ def _adapter_in_words(adapter: Mapping[str, str]) -> str:
 
 EMULATED_OPTIONS = ("delay", "loss")
 """Options of links that only --engine emulated has, as names of parsed arguments."""
-_ACTIONS = """up makes a lab, status lists the labs of this machine, down removes a
-lab, clean removes what is left of labs whose process has ended."""
+_ACTIONS = """up makes a lab, prints the names of its namespaces and ends, while the lab stays
+(ip netns exec NAMESPACE PROGRAM runs a program in it); status lists the labs of this machine;
+down removes a lab; clean removes only labs that status calls dead: their command was killed, or
+the process of their emulated links has ended."""
 
 
 @command(
     "Make rate-limited links between network namespaces of this machine. This needs "
-    "Linux and root.",
+    "Linux and root. Commands with --lab make a lab of their own and need none of these.",
     *group(
         "what to do",
         choice(

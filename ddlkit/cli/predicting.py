@@ -754,6 +754,10 @@ def _export_plan(arguments: argparse.Namespace, version: str) -> None:
     print(exported)
 
 
+LEAST_GAIN_PRINTED = 0.0005
+"""Gains below this are printed as 0.0%."""
+
+
 def _gain_over_default(iteration: Any, default: Any) -> str:
     """Return in words how much shorter or longer ``iteration`` is than ``default``.
 
@@ -763,12 +767,18 @@ def _gain_over_default(iteration: Any, default: Any) -> str:
     iteration_s = iteration.prediction.iteration_s
     # The gain is negative if the exported list of buckets is slower.
     gain = 1 - iteration_s / default_s
+    default_in_words = units.format_seconds(default_s)
+    # Times in three digits could differ although their difference is printed as 0.0%.
+    if abs(gain) < LEAST_GAIN_PRINTED:
+        return (
+            "the list is predicted to make an iteration as long as PyTorch's default, "
+            f"{default_in_words}"
+        )
     change = "longer" if gain < 0 else "shorter"
     return (
         f"the list is predicted to make an iteration {abs(gain):.1%} {change}: "
-        f"{units.format_seconds(iteration_s)} an iteration, "
-        f"{units.format_seconds(default_s)} under PyTorch's default; ddlkit advise says "
-        "whether that is more than the error"
+        f"{units.format_seconds(iteration_s)} an iteration, {default_in_words} under "
+        "PyTorch's default; ddlkit advise says whether that is more than the error"
     )
 
 

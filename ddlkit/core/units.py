@@ -25,7 +25,8 @@ LEAST = 1e-30
 MOST = 1e30
 """The largest one. Products of such numbers stay far from the limits of a float."""
 MOST_WHOLE = 10**14
-"""The most bytes, elements or counts in a file. Sums of many thousands fit 64 bits."""
+"""The most bytes, elements or counts in a file. Sums of many thousands fit 64 bits. In a text
+with a unit, this is the largest number before the unit."""
 
 BYTES = {
     "": 1,

@@ -33,7 +33,10 @@ from ddlkit.core.workload import Floats, LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.files import parse_json
 
-NEEDED = "give a file of its export_chrome_trace, or record one with ddlkit trace"
+NEEDED = (
+    "give a file that export_chrome_trace of torch.profiler has written, or record one with "
+    "ddlkit trace"
+)
 """What a user does whose file is no trace of torch.profiler."""
 
 PHASES = ("forward", "backward", "update")

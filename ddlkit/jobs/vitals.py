@@ -263,13 +263,24 @@ class Retries:
         self._left -= 1
         if self._say:
             # The host of a virtual machine can take time of the cores as well.
-            share = max(used.others, used.stolen)
+            times = "time" if self._left == 1 else "times"
             self._say(
-                f"others took {share:.0%} of the time of all cores, so that what was just "
-                f"measured is repeated (at most {self._left} more times)"
+                f"{_who_disturbed(used)}, so that what was just measured is repeated (at "
+                f"most {self._left} more {times})"
             )
         time.sleep(RETRY_S)
         return True
+
+
+def _who_disturbed(used: Usage) -> str:
+    """Return in words who took how much of the time of all cores, other than the job."""
+    # The host of a virtual machine can take time of the cores as well.
+    others = "other processes"
+    share = used.others
+    if used.stolen > used.others:
+        others = "the host of this virtual machine"
+        share = used.stolen
+    return f"{others} took {share:.0%} of the time of all cores"
 
 
 class Watch:

@@ -78,6 +78,9 @@ class NoSuchRowsError(UserError):
         The value that is asked for.
     values : sequence of object
         The values that the column has.
+    among : str, optional
+        To which rows ``values`` belong, as in "ranks 4" for the rows with 4 ranks. "" stands
+        for all rows of the table.
 
     Attributes
     ----------
@@ -88,18 +91,28 @@ class NoSuchRowsError(UserError):
     """
 
     def __init__(
-        self, path: Path | str, key: str, value: Any, values: Sequence[Any]
+        self,
+        path: Path | str,
+        key: str,
+        value: Any,
+        values: Sequence[Any],
+        among: str = "",
     ) -> None:
         self.key = key
         self.listed = _listed(values)
+        missing = f"{key} {value}"
+        rows = "rows"
+        if among:
+            missing = f"{among} has {missing}"
+            rows = f"rows with {among}"
         if len(values) > 1:
-            what_there_is = f"the rows have {key} {self.listed}: choose one of these"
+            what_there_is = f"the {rows} have {key} {self.listed}: choose one of these"
         else:
             what_there_is = (
-                f"all rows have {key} {self.listed}: give {self.listed}, or leave the "
+                f"all {rows} have {key} {self.listed}: give {self.listed}, or leave the "
                 "option out"
             )
-        super().__init__(f"{path}: no row with {key} {value}: {what_there_is}")
+        super().__init__(f"{path}: no row with {missing}: {what_there_is}")
 
 
 class SeveralValuesError(UserError):
@@ -181,7 +194,10 @@ def choose(
         If no row has a wanted value, or if a column has several values and none of them
         is wanted.
     """
+    table = frame
     chosen = {}
+    # What has narrowed the table so far, as in "ranks 4".
+    narrowed_by: list[str] = []
     present = [key for key in keys if key in frame.columns]
     # One column after the other narrows the table, so that a column may have several
     # values in the table and only one in the rows that are left. Columns with a wanted
@@ -203,8 +219,15 @@ def choose(
                 f"the column with {value}, or leave --{option} out"
             )
         elif value not in values:
-            raise NoSuchRowsError(path, key, value, values)
+            values_of_table = table[key].drop_duplicates().tolist()
+            # A value that no row of the table has is wrong, whatever else is wanted.
+            if value not in values_of_table:
+                raise NoSuchRowsError(path, key, value, values_of_table)
+            among = " and ".join(narrowed_by)
+            raise NoSuchRowsError(path, key, value, values, among)
         chosen[key] = value
+        if len(values) > 1:
+            narrowed_by.append(f"{key} {value}")
         frame = frame[frame[key] == value]
     return frame, {key: chosen[key] for key in present}
 
