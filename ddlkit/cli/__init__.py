@@ -154,8 +154,8 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         _refuse_moved_command(words, program)
         arguments = _parse(words, program)
         with _errors_of_machine():
-            # `_parser` has set `run`, the function of the command. Most commands return None,
-            # which means success.
+            # `_fill_subparser` has set `run`, the function of the command. Most commands return
+            # None, which means success.
             return arguments.run(arguments) or 0
     except UserError as error:
         return _refused(program, error)
@@ -217,7 +217,8 @@ def _prepare_process() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # The terminal may know ASCII only. Other characters are then printed as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # Overflows and divisions by zero are reported once, by `show`, where they reach the result.
+    # numpy warns of overflows and divisions by zero in these words, as in "overflow encountered
+    # in exp". `show` reports them in an error if they reach the result.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     # Python allows handlers of signals to be set in the main thread only.
     if threading.current_thread() is threading.main_thread():
@@ -509,7 +510,7 @@ def _refuse_unknown_option(words: Sequence[str], program: Program) -> None:
             return
         # An option may be given its value in the same word, as in --plan=ddp.
         name, _, _ = word.partition("=")
-        # argparse takes the beginning of an option for the option.
+        # argparse also takes the beginning of an option, such as --prof for --profile.
         is_known = any(option.startswith(name) for option in options)
         if word.startswith("--") and not is_known:
             raise _no_such_argument(name, command, program, options)

@@ -124,7 +124,9 @@ class Case:
         Parameters
         ----------
         row : dict
-            The row by column. Columns that are no fields of a case are ignored.
+            The values of the row by column, as `ddlkit.store.load_table` reads them. They
+            are not the texts of a CSV, of which "False" would count as true. Columns that
+            are no fields of a case are ignored.
 
         Returns
         -------
