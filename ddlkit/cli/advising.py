@@ -725,6 +725,7 @@ def _result_of_trial(
     # each round, so they are divided by the number of rounds times the number of plans.
     iterations = len(trials) // rounds.size
     result: dict[str, Any] = {
+        # With these numbers, `to_dict` also predicts the gain that this trial should measure.
         **advice.to_dict(rounds=len(rounds), iterations_per_round=iterations),
         "decided_by": "trial",
         "rounds": len(rounds),
@@ -860,11 +861,10 @@ def reasons_of_prediction(
     reasons = []
     if messages is not None:
         reasons += _reasons_of_load(messages)
-    # The size whose uncertain time widens the interval most, None for a narrow interval.
-    next_bytes = result["measure_next_bytes"]
-    if next_bytes:
-        size = units.format_bytes(next_bytes)
-        reasons.append(f"the time of messages of {size} is the most uncertain")
+    # The size whose uncertain time widens the interval most. It is None only for a narrow
+    # interval.
+    size = units.format_bytes(result["measure_next_bytes"])
+    reasons.append(f"the time of messages of {size} is the most uncertain")
     return reasons
 
 
@@ -1233,8 +1233,8 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     """
     from ddlkit.model.advice import KEEP, WORTH
 
-    # A trial adds this entry, the advice before it. Here that was a plan, which the trial did
-    # not confirm, or could not try.
+    # "predicted_advice" is the advice before the trial, and is missing without a trial. If a
+    # plan was advised then, the trial did not confirm this plan, or could not try it.
     if result.get("predicted_advice", KEEP) != KEEP:
         return str(result.get("trial_result", "the best plan could not be tried"))
     # From here on, the prediction alone already advised to keep the default.
@@ -1248,8 +1248,8 @@ def _why_keep(result: Mapping[str, Any]) -> str:
         return f"no plan is predicted to be faster{not_tried}"
     # Another plan is predicted to be faster, but perhaps by less than is worth a change. If
     # even the upper end of the interval of its gain is below that, this is certain.
-    _, most = result["predicted_gain_interval"]
-    verb = "is" if most < WORTH else "may be"
+    _, highest_gain = result["predicted_gain_interval"]
+    verb = "is" if highest_gain < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
     if "trial_result" in result:
         conjunction = "although" if _is_gain_measured(result) else "and"

@@ -472,7 +472,8 @@ def interrupt_says_kept(out: Path | None) -> Iterator[None]:
 def _has_tables(out: Path) -> bool:
     """Return whether a directory has a table of measurements.
 
-    Outcomes and vitals tell of a session and are none. Hidden files are unfinished.
+    A session also writes the tables outcomes and vitals, which say how the session went and
+    what state the machine was in. They do not count. Hidden files are unfinished.
     """
     names = [path.name for path in out.rglob("*.csv*")]
     return any(not name.startswith((".", "outcomes", "vitals")) for name in names)
@@ -610,8 +611,8 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU. If --ranks is
-    # too large for one machine, the error advises to run ``program`` under torchrun. It is the
-    # same for every part, because without --model torchrun's ranks measure collectives only.
+    # too large for one machine, the error advises to run `program` under torchrun. Every part
+    # has the same `program`, because without --model torchrun's ranks measure collectives only.
     program = "ddlkit measure collectives"
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     # A wrong rate or name is refused before the imports below load torch, which takes seconds.
@@ -653,12 +654,13 @@ def _points_of_parts(
 ) -> Any:
     """Return the function that lists the points, each one measurement of the session.
 
-    The session calls the function with two arguments that it alone knows: its directory and
-    its number. ``networks`` has the name and the batch size of each network of --networks.
+    The session calls the function with two arguments that only the session knows: its
+    directory and its number. ``networks`` has the name and the batch size of each network of
+    --networks.
     """
     from ddlkit.measure import parts
 
-    # Without --lab, the rate is 0.
+    # The rate is 0 without --lab. No `sizes` stand for the default sizes.
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     return functools.partial(
         parts.points,
@@ -723,9 +725,14 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         joined(cluster.MEETING_S) as me,
         only_command_in(out, me),
     ):
-        # Without --link, the ranks find the name of the link themselves.
+        # Without --link, the ranks find the name of the link themselves. Without --sizes, they
+        # measure the default sizes.
         path = cluster.measure_collectives(
-            me, out, time_min, arguments.link or "", arguments.sizes or ()
+            me,
+            out,
+            minutes=time_min,
+            link=arguments.link or "",
+            sizes=arguments.sizes or (),
         )
     # Only rank 0 has the table.
     if me.rank == 0:
@@ -976,11 +983,11 @@ def device_of_own_ranks() -> str:
 
     if torch.cuda.device_count():
         return "cuda"
-    # The number of such GPUs. GPUs that CUDA_VISIBLE_DEVICES hides do not count.
-    hidden = hidden_gpus()
-    if hidden:
+    # GPUs that CUDA_VISIBLE_DEVICES hides on purpose do not count.
+    unseen_gpus = hidden_gpus()
+    if unseen_gpus:
         print(
-            f"{PROGRESS}this machine has GPUs ({hidden}), but torch sees none: ranks run "
+            f"{PROGRESS}this machine has GPUs ({unseen_gpus}), but torch sees none: ranks run "
             "on processors and talk by gloo",
             file=sys.stderr,
         )
@@ -1240,6 +1247,7 @@ def _print_labs() -> None:
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
         owner = row["owner"]
+        # A persistent lab belongs to no process, and stays until the user removes it.
         if owner == "persistent":
             owner = "until ddlkit lab down"
         print(f"{row['label']}: {state}: {ranks} over {row['link']}, {owner}{remedy}")

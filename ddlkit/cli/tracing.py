@@ -126,8 +126,8 @@ def _refuse_directory(out: Path) -> None:
     # Earlier traces have these names, and may be replaced.
     others = sorted(set(out.iterdir()) - set(out.glob("rank*.json.gz")))
     if others:
-        # The error names one of them, not a hidden one if there is another, because a user
-        # finds hidden files less easily.
+        # The error names one of these files. It prefers a visible file, because a user finds
+        # hidden files less easily.
         visible = [path for path in others if not path.name.startswith(".")]
         example = (visible or others)[0]
         raise UserError(
