@@ -512,6 +512,7 @@ def _plan_in_file(file: str, workload: Any) -> Any:
 
     plan = formats.read_plan(Path(file))
     try:
+        # This call only checks that the plan fits the gradients.
         plan.group_bytes(workload)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
@@ -1169,10 +1170,10 @@ def _rows_of_messages(
             ranks=ranks_in_files,
             place=arguments.place,
             table=arguments.table,
-            # What it notes on a file are doubts, which are warnings here.
+            # The notes of this function are doubts about the file, which are warnings here.
             notes=warnings,
             if_ranks_unknown=if_ranks_unknown,
-            # A user who names a collective also says of what times without a name are.
+            # The times of a file that names no collective are of that in --collective.
             if_collective_unnamed=arguments.collective or "all_reduce",
         )
         warnings += _doubts_of_unit(path, frame)
@@ -1639,7 +1640,8 @@ def _tables_by_collective(
     Raises
     ------
     UserError
-        If a file has times of none of the collectives, or if no file has times of one.
+        If a log is of none of the collectives, or if no file has times of one of them. A
+        table with times of none of them is left out.
     """
     from ddlkit import store
     from ddlkit.formats.messages import read_collectives

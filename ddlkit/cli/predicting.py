@@ -242,6 +242,8 @@ def _description_of_fit(
         warnings += fits.other_unit(sizes, seconds)
     # Warnings of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, fitted.form)
+    # A warning if the link saves up a burst while it is idle, which this cost leaves out. The
+    # name of the link is "" if it is not known.
     warnings += fits.burst_left_out(facts.get("link") or "")
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
@@ -361,9 +363,10 @@ def _compare_forms(
     # Warnings of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, compared.chosen)
     print_warnings(warnings)
-    # The table of errors has a row for each form.
     if arguments.json:
         result["warnings"] = warnings
+        # The table of errors has a row for each form. `to_json` writes the NaN of an error
+        # that is not known as null, which `loads` reads as None.
         result["forms"] = json.loads(compared.table.to_json(orient="index"))
     else:
         _print_errors_of_forms(compared.table)
@@ -390,6 +393,7 @@ def _print_errors_of_forms(errors: DataFrame) -> None:
 
     The names of columns are printed with spaces, and an error that is not known as "-".
     """
+    # The name of the index would be printed in a line of its own.
     table = errors.rename_axis(None)
     table.columns = table.columns.str.replace("_", " ")
     print("errors at sizes that are left out of the fit, one at a time:")
@@ -1272,7 +1276,8 @@ def _graph(
 def _refuse_too_many_tasks(ranks: int, layers: int) -> None:
     """Raise UserError if the graph of ``ranks`` simulated ranks would be too large."""
     # A rank reads, decodes and copies its input, which are three tasks, and computes each
-    # layer forward and backward.
+    # layer forward and backward. Messages and the update do not count, because they are in the
+    # graph once for all ranks.
     tasks = ranks * (2 * layers + 3) * ITERATIONS
     if tasks > MOST_TASKS:
         raise UserError(
