@@ -350,11 +350,12 @@ def _findings(heading: str, result: Scaling, *, is_advice: bool) -> Iterator[str
     """
     for finding in result.findings:
         # `what` is the kind of a finding.
-        if finding.what == "warning" or (finding.what in ADVICE) != is_advice:
+        if finding.what == "warning":
             continue
-        yield from _paragraph(heading, finding.text)
-        # Only the first one has the heading.
-        heading = ""
+        if (finding.what in ADVICE) == is_advice:
+            yield from _paragraph(heading, finding.text)
+            # Only the first paragraph has the heading.
+            heading = ""
 
 
 def _origin(row: Count) -> str:
@@ -413,7 +414,8 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
 def _held_out(result: Scaling) -> str:
     """Return how well the step on the most measured GPUs is predicted from steps on fewer."""
     held_out = result.held_out
-    # Without the steps on the most GPUs, steps on two nodes or more must be left.
+    # The prediction needs steps on fewer GPUs, but on two nodes or more. Without such steps,
+    # `held_out` is None.
     if held_out is None:
         return (
             "only one number of nodes above one was measured, so that the prediction cannot be tried "
@@ -500,7 +502,8 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
             "whether messages are hidden on 1 node: not known without the gradients and a table of "
             "all-reduces on 1 node"
         )
-    has_all_reduces = any(t.collective == "all_reduce" for t in result.collectives)
+    known_collectives = {time.collective for time in result.collectives}
+    has_all_reduces = "all_reduce" in known_collectives
     # Only the gradients are missing.
     if has_all_reduces and not has_gradients:
         return (
@@ -530,7 +533,7 @@ def _gpus(number: int) -> str:
 
 def _messages(result: Scaling, collective: str) -> str:
     """Return the times of a collective for the smallest, a middle and the largest listed size."""
-    # The times are in the order of their sizes.
+    # The times are in the order of their sizes, and all for the same GPUs and nodes.
     times = [time for time in result.collectives if time.collective == collective]
     # Within one node no other traffic slows messages down, so that there is no bad day.
     has_bad_day = times[0].nodes > 1
