@@ -127,7 +127,7 @@ KEYS = {"workers": "ranks"}
 
 Options and tables count ranks. Descriptions of earlier versions have the name of the field.
 """
-_FIELDS = {key: name for name, key in KEYS.items()}
+_FIELD_OF_KEY = {key: name for name, key in KEYS.items()}
 
 F = TypeVar("F", bound=Form)
 
@@ -147,7 +147,7 @@ def described_fields(kind: type[Form]) -> tuple[str, ...]:
     These are all fields but `MessageCost.samples`, which describes how the cost was
     measured, and not the cost.
     """
-    return tuple(column.name for column in fields(kind) if column.name != "samples")
+    return tuple(each.name for each in fields(kind) if each.name != "samples")
 
 
 @cache
@@ -157,7 +157,7 @@ def parameters(kind: type[Form]) -> dict[str, Any]:
     An annotation is text, such as "float". Keyword-only fields are no parameters: they
     state for which messages a cost holds.
     """
-    return {column.name: column.type for column in fields(kind) if not column.kw_only}
+    return {each.name: each.type for each in fields(kind) if not each.kw_only}
 
 
 def unknown_form(name: Any, forms: Collection[str]) -> UserError:
@@ -234,7 +234,7 @@ def _values_by_field(
     for key, value in description.items():
         if key in ("form", "fit"):
             continue
-        name = _FIELDS.get(str(key), str(key))
+        name = _FIELD_OF_KEY.get(str(key), str(key))
         if name in values:
             raise UserError(
                 f"a cost of the form {kind.form} states {key} twice, under the present "
@@ -437,7 +437,7 @@ class MessageCost(Form):
         return replace(self, algorithm=algorithm)
 
     def at_workers(self, workers: int) -> MessageCost:
-        """Return the cost of a ring between ``workers`` workers, computed from this one.
+        """Return the cost of a ring between ``workers`` workers, computed from this cost.
 
         Parameters
         ----------

@@ -379,8 +379,9 @@ def fit(
     Raises
     ------
     UserError
-        If the form is unknown, if there are too few or too many sizes, if a size or a
-        time is not above zero, or if ``draws`` is negative.
+        If the form is unknown, or one of selections although a ``collective`` is given,
+        if there are too few or too many sizes, if a size or a time is not above zero, or
+        if ``draws`` is negative.
 
     Examples
     --------
@@ -614,7 +615,8 @@ def _bootstrap(
     # The parameters of these two forms are the distinct sizes and their median times. It
     # is many times faster to compute the medians of all samples at once.
     distinct, first_rows = np.unique(sizes, return_index=True)
-    # One row for each sample. The columns of a size begin at its first measured row.
+    # One row for each sample, and one column for each measured row. Rows are sorted by
+    # size, so the columns of a size are neighbours, and begin at its first measured row.
     sampled_s = seconds[np.stack(samples)]
     times_by_size = np.split(sampled_s, first_rows[1:], axis=1)
     medians_by_size = [np.median(times_s, axis=1) for times_s in times_by_size]
@@ -733,6 +735,7 @@ def _sizes_to_hold_out(form: str, sizes: Floats) -> list[float]:
     distinct = np.unique(sizes)
     if distinct.size < least_sizes_to_hold_out(form):
         return []
+    # At the smallest and at the largest size, the form would extrapolate.
     candidates = distinct[1:-1]
     # Evenly spaced positions from the first candidate to the last one.
     n_held_out = min(candidates.size, MOST_SIZES_HELD_OUT)
@@ -751,7 +754,8 @@ def least_sizes_to_hold_out(form: str) -> int:
     Returns
     -------
     int
-        The number of sizes, of which one can be held out while the form is fitted to the others.
+        The least number of sizes. One of them can be held out, and the form can be
+        fitted to the others.
 
     Raises
     ------
