@@ -248,27 +248,27 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     best_ends: tuple[int, ...] = ()
     best_s = np.inf
     least_s = -np.inf
-    for step in _passes():
+    for this_pass in _passes():
         # The sides are 0 and 1.
-        opposite = 1 - step.side
+        opposite = 1 - this_pass.side
         fronts, ends = _fronts(
-            problems[step.side],
-            prefixes=bounds[step.side],
+            problems[this_pass.side],
+            prefixes=bounds[this_pass.side],
             suffixes=bounds[opposite],
             limit_s=best_s,
-            step=step,
+            this_pass=this_pass,
         )
         # Without a plan that may be better than the best one so far, there are no ends.
         if ends:
             # A plan of the mirrored problem has its tensors numbered from the last one.
-            if step.side == SUFFIXES:
+            if this_pass.side == SUFFIXES:
                 ends = _mirrored_ends(ends)
             end_s = groups.end_s(ends)
             if end_s < best_s:
                 best_ends = ends
                 best_s = end_s
-        if step.is_lower_bound:
-            bounds[step.side] = fronts
+        if this_pass.is_lower_bound:
+            bounds[this_pass.side] = fronts
             # The front of all n tensors is a lower bound of complete plans. So no complete
             # plan arrives before the corner, the smallest value of each coordinate.
             _, arrived_s = fronts[n].corner
@@ -459,7 +459,7 @@ def _fronts(
     prefixes: Sequence[Front],
     suffixes: Sequence[Front],
     limit_s: float,
-    step: _Pass,
+    this_pass: _Pass,
 ) -> tuple[list[Front], tuple[int, ...]]:
     """Return the fronts of all prefixes, and the best plan that is found along the way.
 
@@ -476,7 +476,7 @@ def _fronts(
     limit_s : float
         The time of the best plan so far. A point is left out if no iteration that goes
         on from this point ends by then.
-    step : _Pass
+    this_pass : _Pass
         How many points a front keeps, and whether the fronts are to be lower bounds.
 
     Returns
@@ -490,7 +490,7 @@ def _fronts(
     # Whether a plan with each group may end by the limit, by last and first tensor.
     useful = _useful(groups, prefixes, suffixes, limit_s)
     fronts = [NOTHING_SENT]
-    states = _States(n, step.most)
+    states = _States(n, this_pass.most)
     for last in range(n):
         # Branch: the last group ends with tensor `last`, and begins at one of the tensors
         # `firsts`.
@@ -509,8 +509,8 @@ def _fronts(
 
         # A front with too many points keeps one point for each run of neighbours. The most
         # promising point of the run, its representative, says how this point is reached.
-        if len(kept) > step.most:
-            front, representatives = _thinned(front, ends_s[in_time], step)
+        if len(kept) > this_pass.most:
+            front, representatives = _thinned(front, ends_s[in_time], this_pass)
             kept = kept[representatives]
         fronts.append(front)
         states.add(last + 1, front, previous[kept])
@@ -521,8 +521,8 @@ def _fronts(
     return fronts, states.plan()
 
 
-def _thinned(front: Front, ends_s: Floats, step: _Pass) -> tuple[Front, Ints]:
-    """Return a front of at most ``step.most`` points that replaces a larger one.
+def _thinned(front: Front, ends_s: Floats, this_pass: _Pass) -> tuple[Front, Ints]:
+    """Return a front of at most ``this_pass.most`` points that replaces a larger one.
 
     Parameters
     ----------
@@ -530,7 +530,7 @@ def _thinned(front: Front, ends_s: Floats, step: _Pass) -> tuple[Front, Ints]:
         The front of m points, which is cut into runs of neighbours.
     ends_s : ndarray, shape (m,)
         The earliest end of an iteration that continues from each point, in seconds.
-    step : _Pass
+    this_pass : _Pass
         How many points a front keeps, and whether the front is to be a lower bound.
 
     Returns
@@ -538,14 +538,14 @@ def _thinned(front: Front, ends_s: Floats, step: _Pass) -> tuple[Front, Ints]:
     thinned : Front
         One point for each run.
     representatives : ndarray of int
-        The index of the most promising point of each run: the one with the earliest
-        end. It stands for its run in plans, also where a corner stands for the run in
-        the front.
+        The index of the most promising point of each run: the point with the earliest
+        end. This point stands for its run in plans, also where a corner stands for the
+        run in the front.
     """
-    begins = front.runs(step.most)
+    begins = front.runs(this_pass.most)
     # Plans go through the representatives, whatever point stands for a run in the front.
     representatives = _smallest_of_each(ends_s, begins)
-    if step.is_lower_bound:
+    if this_pass.is_lower_bound:
         # The corner of a run is a lower bound. It has the least selected_s, that of the
         # first point, and the least arrived_s, that of the last point.
         lasts = np.append(begins[1:], len(front.selected_s)) - 1
