@@ -201,8 +201,8 @@ class Iteration:
         # After the backward of each gradient, compute copies it into its message.
         packing_s = self.copy_s_per_byte * self.workload.bytes
         # The last gradient that a message needs also brings the fixed time of the message.
-        # Several messages may wait for one gradient if types are kept apart. Unlike +=,
-        # `np.add.at` then adds the time of each of them.
+        # If a plan keeps gradients of several types apart, several messages may wait for
+        # the same gradient. Unlike +=, `np.add.at` then adds the time of each message.
         np.add.at(packing_s, self.plan.last_needed, self.bucket_s)
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 
@@ -411,7 +411,10 @@ class Iteration:
         return np.asarray(copy_ends_s[..., -1])
 
     def _spans(self) -> Iterator[_Span]:
-        """Yield the spans of forward, of each backward, of each message and of the update."""
+        """Yield the spans of forward, of each backward, of each message and of the update.
+
+        An update that takes no time has no span.
+        """
         workload = self.workload
         yield _Span(
             task="forward",

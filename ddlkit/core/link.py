@@ -127,7 +127,7 @@ class Link:
         Returns
         -------
         Parts
-            Seconds by message, such that a row of equal messages takes their cost.
+            Seconds by message. In a row of equal messages, each of them takes its cost.
         """
         if self.burst_s:
             return self._overlapping_parts(cost, n_bytes)
@@ -147,9 +147,9 @@ class Link:
         depends on the size. The limit between them is the size whose bytes occupy the
         link for as long as the start-up takes. A message above the limit was limited by
         the link when its cost was measured. Its cost is link time, and its processor
-        time is the cost of a message of the limit. A message below the limit was
-        limited by its software. Its cost is processor time, and its link time follows
-        from the rate.
+        time is the cost of a message whose size is the limit. A message below the limit
+        was limited by its software. Its cost is processor time, and its link time
+        follows from the rate.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = _startup_s(cost)
@@ -633,8 +633,8 @@ def overlapped_s(
     >>> float(overlapped_s(alone_s, np.array(2.0), np.array(0.0), np.array(1.0)))
     4.0
     """
-    # If the message lasts that long, compute ends ``until_computed_s`` after the message
-    # has started. Up to this moment, both slow each other down. After it, the rest of the
+    # Compute ends ``until_computed_s`` after the message has started, unless the message
+    # ends before. Until then, both slow each other down. After that, the rest of the
     # message is as fast as it is alone.
     until_computed_s = compute_left_s * (1 + slowdown)
     during_compute_s = np.minimum(alone_s * (1 + message_slowdown), until_computed_s)
