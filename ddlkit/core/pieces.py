@@ -411,7 +411,9 @@ def _best_starts(losses: Sequence[Floats]) -> list[int]:
     return starts[::-1]
 
 
-def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None:
+def _refuse_fewer_than_two_sizes(
+    sizes: Floats, piece: int, breaks: Sequence[float]
+) -> None:
     """Raise UserError if a piece has fewer sizes than the two that a line needs.
 
     ``sizes`` has the measured sizes of the piece, ``piece`` is its index, and ``breaks``
@@ -420,7 +422,8 @@ def _refuse_one_size(sizes: Floats, piece: int, breaks: Sequence[float]) -> None
     n_sizes = np.unique(sizes).size
     if n_sizes >= 2:
         return
-    # There is a limit here. A single piece has enough sizes, as `best_breaks` has checked.
+    # ``breaks`` is not empty. Without a break there is a single piece, which has enough
+    # sizes, as `best_breaks` has checked.
     limits = [f"{limit:.0f} B" for limit in breaks]
     if piece == 0:
         where = f"below {limits[0]}"
@@ -450,7 +453,7 @@ def _fitted_pieces(
     values = []
     for piece, design in enumerate(designs):
         rows = piece_of_row == piece
-        _refuse_one_size(sizes[rows], piece, breaks)
+        _refuse_fewer_than_two_sizes(sizes[rows], piece, breaks)
         values.append(least_squares(design(sizes[rows]), seconds[rows]))
     return values
 

@@ -188,7 +188,7 @@ def jointly(
     best_ends, choice_of_message = _traced_back(states, n, best_state)
     if plan is None:
         plan = FusionPlan("jointly", tuple(best_ends))
-    return Shared(workload, plan, tuple(choices[c] for c in choice_of_message))
+    return Shared(workload, plan, tuple(choices[index] for index in choice_of_message))
 
 
 def _best_states(reached: _States) -> _States:

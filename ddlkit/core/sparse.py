@@ -277,10 +277,10 @@ def sparse_timeline(
     """
     iteration = sparse_iteration(workload, plan, cost)
     spans = iteration.timeline().to_frame()
-    # The rows of all backward spans, in ready order. Of these, the row of the last gradient
-    # of each group.
-    backward = np.flatnonzero(spans["kind"] == "backward")
-    last_of_group = backward[np.array(plan.ends) - 1]
+    # The row number of each backward span, in ready order, and of the last one of each
+    # group.
+    backward_rows = np.flatnonzero(spans["kind"] == "backward")
+    last_of_group = backward_rows[np.array(plan.ends) - 1]
 
     # The simulated backward of a group's last gradient contains the selection, at its
     # end. Such a span is cut in two: its backward is shortened, and the rest of the
@@ -469,9 +469,9 @@ class SelectionTimes(SelectionCost):
             )
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
         # smallest size. Beyond its largest size it would continue along its last slope.
-        # But recorded replays slept in proportion to the size there, and predictions of
-        # them must do the same. So the table is asked for the largest size at most, and
-        # the time of a larger size is a multiple of this one.
+        # But times must grow in proportion to the size there, because the recorded replays
+        # did not select, but slept for such times. So the table is asked for the largest
+        # size at most, and the time of a larger size is a multiple of this one.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
