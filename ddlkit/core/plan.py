@@ -830,7 +830,8 @@ def make_plan(
     Returns
     -------
     FusionPlan
-        The plan, whose `planner` is the name.
+        The plan. Its `planner` may spell the name in another way, as "ddp:1048576B" for
+        "ddp:1MiB".
 
     Raises
     ------
@@ -846,10 +847,11 @@ def make_plan(
     """
     name, _, text = spec.partition(":")
     refuse_unknown_plan(name)
-    known = PLANNERS[name]
-    if not known.takes(text):
-        raise UserError(f"plan {shown(spec)}: write {' or '.join(known.examples)}")
-    return known.make(workload, cost, text)
+    chosen_planner = PLANNERS[name]
+    if not chosen_planner.takes(text):
+        usable = " or ".join(chosen_planner.examples)
+        raise UserError(f"plan {shown(spec)}: write {usable}")
+    return chosen_planner.make(workload, cost, text)
 
 
 @planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
@@ -884,7 +886,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
     """
     # More than nine digits are certainly too many tensors, and `int` refuses thousands
-    # of digits.
+    # of digits. Tables separate the ends of messages by semicolons, so a list from a
+    # table is read, too.
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "

@@ -593,7 +593,8 @@ def alone_s(
     Returns
     -------
     ndarray, shape (K,)
-        Seconds. Played with as many in flight, the messages end at ``ends_s``.
+        Seconds. Messages of these times that start at ``starts_s`` and share a link, at
+        most ``in_flight`` at once, end at ``ends_s``.
 
     Notes
     -----
