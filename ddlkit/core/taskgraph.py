@@ -629,7 +629,8 @@ def s_sgd(
     Raises
     ------
     UserError
-        If there is no iteration, or if a time is negative or infinite.
+        If there is no iteration, if a time is negative or infinite, or if the plan keeps
+        gradients of several types apart.
 
     Examples
     --------
@@ -641,6 +642,7 @@ def s_sgd(
     """
     if iterations < 1:
         raise UserError(f"{iterations} iterations: there must be at least one")
+    # For each message, how many gradients must be ready before it is complete.
     if plan is None:
         # Each gradient is a message of its own.
         ends: Sequence[int] = range(1, len(times.backward_s) + 1)
@@ -816,7 +818,7 @@ def _one_iteration(
     """
     tasks = _Tasks(resource_of)
 
-    # Each variable of the input is a range of tasks, one task for each rank.
+    # `io`, `fetched` and `h2d` are ranges of tasks, one task for each rank.
     io = tasks.add_for_each_rank("io", "disk", times.io_s, after=())
     fetched = io
     if decode_s:

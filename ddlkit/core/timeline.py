@@ -285,13 +285,15 @@ class Timeline:
         The result is in seconds from the start of the first iteration, whereas
         ``start_s`` counts from the start of the span's own iteration.
         """
-        # All values from here on are by iteration, until they are looked up for each span.
+        # All values from here on are by iteration, the lowest number first, until they are
+        # looked up for each span.
         by_iteration = self.to_frame().groupby("iteration")
         first_start_s = by_iteration["start_s"].min()
         last_end_s = by_iteration["end_s"].max()
-        # An iteration begins when all iterations before it have ended. The first begins at 0.
         duration_s = last_end_s - first_start_s
-        begin_s = duration_s.cumsum().shift(fill_value=0.0)
+        end_s = duration_s.cumsum()
+        # An iteration begins when the one before it ends. The first begins at 0.
+        begin_s = end_s.shift(fill_value=0.0)
         # By how much the spans of each iteration move.
         shift_s = begin_s - first_start_s
         shift_of_span_s = shift_s.loc[self.iteration].to_numpy()

@@ -97,7 +97,8 @@ def _parsed(
     Raises
     ------
     UserError
-        If there is no number, if it is too large, or if the unit is unknown.
+        If there is no number, if the number before the unit is above MOST_WHOLE, or if
+        the unit is unknown.
     """
     match = _NUMBER_AND_UNIT.match(text)
     # A text that is a number without its first minus is a negative number.
@@ -107,10 +108,10 @@ def _parsed(
         raise UserError(
             f"{what} {text!r} is not a number with a unit: write for example {example}"
         )
-    number, written_unit = match.groups()
-    value = float(number)
+    number_text, written_unit = match.groups()
+    number = float(number_text)
     unit = spelled(written_unit)
-    if value > MOST_WHOLE:
+    if number > MOST_WHOLE:
         raise UserError(f"{what} {text!r} is too large: write for example {example}")
     if unit not in units:
         # The error does not list the empty unit of a number without a unit. It prints binary
@@ -119,7 +120,7 @@ def _parsed(
         *others, last = known_units
         fault = f"has unit {written_unit!r}" if written_unit else "has no unit"
         raise UserError(f"{what} {text!r} {fault}: use {', '.join(others)} or {last}")
-    return value * units[unit]
+    return number * units[unit]
 
 
 def parse_bytes(text: str) -> int:
@@ -128,7 +129,7 @@ def parse_bytes(text: str) -> int:
     Parameters
     ----------
     text : str
-        A number with one of the units BYTES, or without a unit. Letters may be capital or
+        A number with a unit of `BYTES`, or without a unit. Letters may be capital or
         small, but a small b at the end stands for bits.
 
     Returns

@@ -327,9 +327,9 @@ class LayerProfile:
     def doubts(self) -> Iterator[str]:
         """Yield a warning if parameters and gradient_bytes do not go together.
 
-        Every number of a gradient has 1, 2, 4 or 8 bytes. Without several types in
-        ``dtype``, all gradients have the same type. A tensor is then in doubt if its
-        numbers have other bytes than those of most tensors.
+        A tensor is in doubt if its numbers do not have 1, 2, 4 or 8 bytes. Without several
+        types in ``dtype``, all gradients have the same type, so a tensor is also in doubt
+        if its numbers are not of the size that most tensors have.
 
         Yields
         ------
