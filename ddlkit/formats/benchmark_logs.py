@@ -226,8 +226,9 @@ class Table:
         """
         if not self.listed_ranks:
             return self.stated_ranks
-        # nccl-tests leaves ranks out of a long list, but not the last one. Its number
-        # says how many ranks there are, because ranks count from 0.
+        # nccl-tests leaves ranks out of a long list, but not the last one. Its number says
+        # how many ranks there are in all groups together, because ranks count from 0 across
+        # groups.
         n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
         group_sizes = Counter(group for _, group in self.listed_ranks)
         if len(group_sizes) == 1:
@@ -624,7 +625,8 @@ class _TableCollector:
         table = self.following
         if self.current is not None and not self.current.rows:
             # Several runs print into one log at the same time. Their heads follow one another,
-            # and belong to one table. What a later run says of itself repeats the first one.
+            # and belong to one table. The facts that a later run states repeat those of the
+            # first run, and are dropped.
             table = self.current
         else:
             self.tables.append(table)
@@ -935,6 +937,7 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     # rates, also prints a last line.
     if not table.has_rates:
         _check_last_time(sheet)
+    # `exact=False` marks a file of the user, in which implausible numbers are refused.
     frame = _PRINTED.frame(sheet, exact=False)
     # `_PRINTED` has taken every time for microseconds, and made seconds of it. Some layouts
     # print times in another unit.
@@ -1104,6 +1107,7 @@ def _possible_by_rates(
     # All rows are of one collective, so either all or none have an operation, and either all
     # or none have a root. The last row stands for all.
     _, last_words = table.rows[-1]
+    # No error needs ``where``, because `_lines_of_table` has refused rows that lack cells.
     before_times, places = table.cells(last_words, where="")
     # nccl-tests prints "none" and "-1" for a collective without reduction or root. Its
     # older versions call the column of the operation "op".

@@ -316,7 +316,7 @@ def refuse_several_variants(
     for message, variant in rows:
         first_variant = first_variants.setdefault(message, variant)
         for column, value in variant.items():
-            # The first row lacks a column that is blank in it. Any value then agrees.
+            # A column that was blank in the first row is missing there. Any value agrees.
             first_value = first_variant.get(column, value)
             if value != first_value:
                 raise UserError(
@@ -424,8 +424,7 @@ def _difference_of_places(frame: DataFrame) -> str:
     # A row for each size and a column for each place. `dropna` leaves only sizes that have
     # times of both places.
     medians_s = frame.groupby(["bytes", "place"])["seconds"].median().unstack().dropna()
-    has_both_places = medians_s.shape[1] == 2 and len(medians_s) > 0
-    if not has_both_places:
+    if medians_s.empty:
         return ""
     # How far the places differ at each size, about as a share of the time.
     log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()

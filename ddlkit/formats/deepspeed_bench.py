@@ -106,7 +106,7 @@ def _row(
     duration_s = duration * _SECONDS[_unit_of_duration(match, head, where)]
     # The head says whether rates are in gigabits (Gbps) or in gigabytes (GBps) a second.
     rate_unit = _BYTES_PER_S[head["unit"]]
-    # The rate may be rounded to 0.
+    # The rate may be rounded to 0, which `positive` would refuse.
     busbw_bytes_per_s = float(match["busbw"]) * rate_unit
     # The printed bus bandwidth is compared with the one that follows from size and
     # duration. Both are rounded, so the two roundings add up.

@@ -77,8 +77,8 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     # `sheet.lines` counts from the head of the table, and errors count from the first line
     # of the file.
     numbers = [number + n_before for number in sheet.lines]
-    # "Total Time (ns)" becomes "total_ns", for example. Other columns keep their names,
-    # and the schema then leaves them out.
+    # "Total Time (ns)" becomes "total_ns", for example. Other columns keep their names, and
+    # are left out of the frame, as `exact=False` asks.
     header = tuple(_NAMES.get(_only_letters(name), name) for name in sheet.header)
     frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
     return frame.drop(columns=["total_ns", "least_ns"]).assign(

@@ -203,7 +203,8 @@ class Event(NamedTuple):
         The size of a message is that of the larger of its input and its output: the
         output of an all-gather, for example. An unknown size is 0.
         """
-        # A message has these arguments, and so has the operator that notes its size.
+        # A message has the two numbers of elements, "In msg nelems" and "Out msg nelems",
+        # and so has the operator that notes its size.
         if "In msg nelems" in self.args:
             collective = COLLECTIVES.get(self.collective)
             direction = "In"
@@ -556,9 +557,9 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # The launch itself has the number, too, and gets what its kernel gets. Neither
-        # matters there: a span of the processor counts as launched when it starts anyway,
-        # and only the sizes of messages are read.
+        # The launch itself has the number, too, so it gets the instant and the sizes that
+        # its kernel gets. They do no harm there: a span of the processor counts as launched
+        # when it starts anyway, and only the sizes of messages are read.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -819,8 +820,8 @@ class TracedIteration(NamedTuple):
     def gradients_end_s(self) -> float:
         """Return when the last gradient was ready by the processor's clock, in seconds.
 
-        It is when the last of autograd's functions ended. It is the end of backward if the
-        trace has no spans of such functions.
+        The last gradient was ready when the last of autograd's functions of backward ended.
+        If the trace has no spans of such functions, the result is the end of backward.
         """
         _, backward_end_s = self.phases["backward"]
         # The user may have marked a backward that ends before autograd's last function.
@@ -1021,7 +1022,7 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     if functions:
         backward_start_s = functions[0].start_s
         forward_start_s = _forward_start_s(events, functions)
-        # It is infinite if no operator before backward has a gradient.
+        # The start of forward is infinite if no operator before backward has a gradient.
         if forward_start_s < backward_start_s:
             phases["forward"] = (forward_start_s, backward_start_s)
         backward_end_s = _backward_end_s(events, functions, update_start_s)

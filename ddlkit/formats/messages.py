@@ -61,8 +61,9 @@ def read_bytes_seconds(
     known : dict of str to object
         What is known of the messages. "source" is the program that measured them, "csv"
         for a user's own table, or "recorded". Each of `KEYS` that the file has or the
-        caller gives is there with its value. "place" is only there if the caller did not
-        choose a place and times of one were taken. It is then a note that says why.
+        caller gives is there with its value. "place" is only there if the caller chose no
+        place and the times of one place alone were taken. Its value is then a note that
+        says why.
 
     Raises
     ------

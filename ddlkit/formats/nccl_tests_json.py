@@ -59,6 +59,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         raise UserError(
             f"{file}: cannot be read as JSON: {error}: did the run of nccl-tests end?"
         ) from error
+    # `matches` takes only text that begins with "{", so the document is an object.
     results = document.get("results")
     if not isinstance(results, list):
         raise UserError(f"{file}: nccl-tests wrote no list of results: run it again")
