@@ -962,13 +962,13 @@ def of_iteration(
     decode_s: float = 0.0,
     h2d_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the graph of a simulated iteration, with a message for each of its groups.
+    """Return the graph of a simulated iteration, with a message for each group of its plan.
 
     Parameters
     ----------
     iteration : Iteration
-        A workload, a plan and a cost. Messages follow one another, and gradients are not
-        copied into buckets or out of them.
+        A workload, a cost, and a plan: the gradients of a group share a message. Messages
+        follow one another, and gradients are not copied into buckets or out of them.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional

@@ -560,7 +560,8 @@ class _TableCollector:
         is_after_row = self.is_after_row
         self.is_after_row = False
         if _FENCE.match(line):
-            # Only a fence right after a row ends the code block that quotes the table.
+            # A fence (```) begins or ends a code block of a Markdown page. If it comes right
+            # after a row, it ends the block that quotes the table.
             if is_after_row:
                 self._end_table(is_whole=True)
             return
@@ -910,12 +911,14 @@ def _no_table_of_number(number: int, described: list[str], file: str) -> UserErr
 def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
     """Return the sizes, times and rates of a table, one row for each time.
 
-    Both results have the same rows, and the columns of `_PRINTED`. The sheet has text
-    with the numbers of lines, for errors. The frame has numbers, with times in seconds.
-    Rows of size 0 are left out: the message was too small to be divided among the ranks.
+    Both results have the same rows, and the columns of `_PRINTED`: size, time, algbw,
+    busbw, #wrong and place. The sheet has text with the numbers of lines, for errors. The
+    frame has numbers, with times in seconds. Rows of size 0 are left out: the message was
+    too small to be divided among the ranks.
 
     Raises UserError if the table has too many rows or none above size 0, if a row is
-    damaged or repeats the row before it, or if one size is timed in several variants.
+    damaged or repeats the row before it, or if one size is timed in several variants, such
+    as two types of elements.
     """
     lines = _lines_of_table(table, file)
     # For each time, the number of its line, and its cells in the columns of `_PRINTED`.
@@ -990,6 +993,7 @@ def _lines_of_table(table: Table, file: str) -> list[_Line]:
             )
         words_before = words
         before_times, places = table.cells(words, where)
+        # The cells that tell several kinds of messages of one size apart, as the type does.
         variant = {
             name: cell for name, cell in before_times.items() if name in _VARIANTS
         }
@@ -1134,6 +1138,7 @@ def _fitting_convention(
 ) -> Convention | None:
     """Return a convention of nccl-tests by which a collective has the rates of a table.
 
+    A convention is how a version of nccl-tests computes the sizes and rates that it prints.
     ``ranks`` is the number of ranks. If it is unknown, which 0 stands for, the number
     follows from the rates. The result is None if the rates fit no convention.
     """
@@ -1242,8 +1247,9 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
     """Return the ways in which versions of nccl-tests print size, algbw and busbw.
 
-    The ways are those for a collective between a number of ranks. The defaults of
-    `Convention` are the size of the whole message, and an algbw of size over time.
+    The result has each way for this collective between this number of ranks. The defaults
+    of `Convention` are the size of the whole message, an algbw of size over time, and a
+    busbw that is equal to algbw.
     """
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]

@@ -202,7 +202,8 @@ def profile(cost: MessageCost, torch: str) -> str:
     Returns
     -------
     str
-        JSON of a Chrome trace, with one kernel for each size and each of `ELEMENTS`.
+        JSON of a Chrome trace, with one kernel for each size of a message and each type of
+        its elements.
 
     Raises
     ------

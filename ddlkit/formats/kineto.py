@@ -1338,7 +1338,7 @@ def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[F
     """Yield remarks for the user on what a profile of ``used`` iterations leaves out."""
     # All iterations have the same gradients, so the first iteration stands for all.
     first = used[0]
-    # Autograd also runs this function for gradients that do not exist.
+    # Autograd runs the function that stores gradients also for those that do not exist.
     n_undefined = sum(e.undefined for e in first.events if e.name == ACCUMULATE)
     n_early = sum(event.is_launched_before_trace for event in trace.events)
     n_steps = first.steps_in_trace
