@@ -214,7 +214,8 @@ class Advice:
         if lists and not work.has_several_types:
             names.extend(LISTS)
         # Several names may stand for the same buckets, such as all caps above the bytes of
-        # a small model. Plans are equal if their buckets have the same gradients.
+        # a small model. Plans are equal if they fill their buckets in the same order, and
+        # end them at the same gradients.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
             # Where messages and compute slow each other down, plans allow for it.
@@ -266,7 +267,8 @@ class Advice:
             the measurement and by the error of the model.
         """
         default = self.options[DEFAULT]
-        # One gain for each draw of the times.
+        # ``long_run_s`` has random draws of the mean of many iterations, and draw b of both
+        # options has the same cost and contention. So each draw gives a gain.
         gain_draws = _rounding_to_zero(1 - option.long_run_s / default.long_run_s)
         # The default is not compared with itself, so its gain of 0 has no error.
         if rounds and option is not default:
@@ -501,7 +503,8 @@ class Advice:
 def _relative_deviation(option: Option) -> float:
     """Return the standard deviation of single iterations, relative to the mean of many.
 
-    It is the noise in a comparison with an iteration that follows at once.
+    Slow changes of compute are left out, because iterations are compared with others that
+    follow at once and share these changes.
     """
     # Draw b of both times has the same cost, so only the noise of one iteration is left.
     relative = option.paired_s / option.long_run_s
@@ -639,7 +642,7 @@ def trial_result(measured: Gain) -> str:
     # The whole interval lies below zero.
     if upper < 0:
         return "the plan was measured to be slower"
-    # The interval contains zero, and no gain in it is worth a change.
+    # The gain itself is zero or a loss, and no gain in its interval is worth a change.
     if upper < WORTH and measured.share <= 0:
         return "no gain was measured"
     # A gain was measured, but surely it is not worth a change.

@@ -487,7 +487,7 @@ def shared_link(samples: pd.DataFrame) -> Link:
 def _framing(link: str) -> float:
     """Return the share of the bytes on a link that is payload, and not headers of packets.
 
-    Nothing says this of a link that is not of a lab, for which `FRAMING` is assumed.
+    The name of a lab's link tells this share. For any other link, `FRAMING` is assumed.
     """
     return read_link(link).framing if is_lab(link) else FRAMING
 
@@ -507,7 +507,8 @@ def software_at_once(samples: pd.DataFrame) -> float:
     Returns
     -------
     float
-        At least 1, or infinity if no messages were timed with several in flight.
+        At least 1, or infinity, which is no limit, if no messages were timed with several
+        in flight.
 
     Notes
     -----
@@ -656,8 +657,9 @@ class Noise:
         sizes = medians_s.columns.to_numpy(float)
         drift, degrees = _measured_drift(sizes, np.log(medians_s.to_numpy()))
         if rows["session"].nunique() == 1:
-            # Halves of one session differ less than sessions do. The deviation between
-            # sessions is an independent one, so their squares add up.
+            # Halves of one session differ less than sessions do. The usual deviation between
+            # sessions is added. It is independent of that between halves, so that the squares
+            # of both add up.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
             drift = np.hypot(drift, prior)
             degrees = np.full(len(sizes), PRIOR_DEGREES)
