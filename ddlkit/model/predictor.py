@@ -272,7 +272,7 @@ def draw_iterations(
     message_scatter : bool, optional
         Whether each message also scatters by itself. Without this scatter, messages
         have only the drift that all messages of a draw share, as in the mean of many
-        iterations. Compute scatters in any case.
+        iterations. ``compute_scatter`` counts in any case.
 
     Returns
     -------
@@ -587,12 +587,13 @@ def plan_with_contention(
 def _searched_plan(workload: Workload, communication: Communication) -> FusionPlan:
     """Return the best plan that a search finds, as `plan_with_contention` says.
 
-    The search makes local moves from the best of some plans. It is not needed where the
-    plan ``exact`` is known to be the best of all.
+    The search makes local moves from the best of some plans.
     """
     cost = communication.cost
     contention = communication.contention
     exact = make_plan("exact", workload, cost)
+    # Over a plain link, messages are sent one after the other, each in the time that it
+    # costs. Without contention, ``exact`` is then the best of all plans.
     if contention is None and communication.link.plain:
         return exact
 
