@@ -79,7 +79,7 @@ MOST_RANKS_TRIED = 16
 MOST_FITS = 12
 """How often the start-up of messages that share a link is fitted at most."""
 CLOSE_STARTUP = 0.005
-"""It is no longer fitted once it changes by no more than this share."""
+"""The start-up is no longer fitted once it changes by no more than this share."""
 LEAST_SIZE_RATIO = 4.0
 """Start-up and time per byte are only fitted to sizes that differ by this factor."""
 MOST_REFERENCE = 1.3
@@ -548,8 +548,9 @@ def explanation(
         _refuse_slow_reference(training, reference)
         costs: _Costs | None = _Costs(reference)
     else:
-        # What messages that shared the link take alone depends on their start-up, which no
-        # reference tells here.
+        # Messages that are in flight together share the link, but not their start-ups. So the
+        # time that each would take alone depends on the start-up, which is fitted here,
+        # because there is no reference that tells it.
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
             # The times of messages have changed, so the iterations are replayed anew.
@@ -830,11 +831,11 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
 
     Notes
     -----
-    The excess is by how much longer the phases take this rank than the median of the other
-    ranks, between two instants at which ranks wait for each other. The excess is taken off
-    those segments in which the rank is slower than the others, in proportion to how much slower
-    it is there. Segments are not compared one by one. Chance makes any rank the slowest one in
-    some segments, and to cut each of them would remove more than the delay.
+    Between two instants at which ranks wait for each other, the phases may take this rank
+    longer than the median of the other ranks. This excess is taken off those segments in which
+    the rank is slower than the others, in proportion to how much slower it is there. Segments
+    are not compared one by one. Chance makes any rank the slowest one in some segments, and to
+    cut each of them would remove more than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
@@ -1263,8 +1264,8 @@ def _costs_of_traced_messages(
     The cost is a line through the medians over the judged iterations, which are those that the
     explanation is about. For each bootstrap sample of these iterations there is a further line,
     through the medians over the iterations of the sample. The result is None if there are fewer
-    than two messages, if their sizes are too much alike to tell the start-up from the bytes, or if
-    their times do not grow with their sizes.
+    than two messages, if one of them typically takes no time, if their sizes are too much alike
+    to tell the start-up from the bytes, or if their times do not grow with their sizes.
     """
     # Which messages carry gradients of known size.
     has_gradients = _of_gradients(training)
@@ -1463,12 +1464,14 @@ def _gains_of_link_s(
     schedule = training.schedule
     current_s = schedule.message_s
     if schedule.in_flight > 1:
-        # Messages that share a link do not share it quite equally. Their sum is in the
-        # trace, and how it is divided among them is better known from their cost. They are
-        # changed in a copy, because the schedule is used again below.
+        # Messages that share a link do not share it quite equally, so the trace tells what
+        # they took together, and less well what each of them took. `costed_messages_s` shares
+        # out the time that they took together, according to their cost. They are changed in a
+        # copy, because the schedule is used again below.
         current_s = current_s.copy()
-        sizes = training.message_bytes[of_backward(training)]
-        current_s[:, of_backward(training)] = costed_messages_s(training, cost, sizes)
+        in_backward = of_backward(training)
+        sizes = training.message_bytes[in_backward]
+        current_s[:, in_backward] = costed_messages_s(training, cost, sizes)
     # What exceeds the start-up of a message is the time of its bytes.
     bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
     now_s = schedule.with_messages(current_s).replay().iteration_s
@@ -1567,9 +1570,9 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     """
     if trace.ranks == 1:
         raise UserError(f"{trace.source}: a training of one rank sends no messages")
-    # If this rank had trained alone, no message would have waited for another rank. All
-    # waiting then counts as time of messages, and is gained if these take none. One
-    # iteration is enough for bounds.
+    # The trace is replayed as if this rank had trained alone. No message then waits for
+    # another rank, so that all waiting counts as time of messages, and is gained if these
+    # take none. One iteration is enough for bounds.
     alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)
@@ -1619,7 +1622,7 @@ def _waiting(schedule: Schedule, compared: Comparison) -> Cause:
         gain_share=gain_s / compared.iteration_s,
         iteration_without_s=compared.iteration_s - gain_s,
         gain_s=gain_s,
-        # Other ranks may have cost nothing, or all of it.
+        # Nothing is gained if the rank only waited for the delays of other ranks.
         gain_interval_s=(0.0, upper_s),
     )
 
