@@ -344,9 +344,11 @@ class NodeCosts:
         for table in self.of_collective(anchor.collective):
             # The tables have as many GPUs on each node if the quotients of ranks and nodes are
             # equal. Products of integers are compared, because quotients are rounded.
-            has_equal_nodes = table.ranks * anchor.nodes == anchor.ranks * table.nodes
+            has_equal_gpus_per_node = (
+                table.ranks * anchor.nodes == anchor.ranks * table.nodes
+            )
             # A table of one size cannot be interpolated at the sizes of the anchor.
-            if table.nodes > nodes and has_equal_nodes and len(table.sizes) > 1:
+            if table.nodes > nodes and has_equal_gpus_per_node and len(table.sizes) > 1:
                 return table
         return None
 
@@ -398,7 +400,8 @@ def _per_node(table: NodeTable) -> str:
 def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
     """Raise UserError if a number of nodes cannot be predicted from a table."""
     collective = anchor.collective
-    # A collective that is not listed has no law by which its times grow.
+    # Up to how many times its own nodes a table predicts. A collective that is not listed has
+    # no law by which its times grow.
     most_times = scaling.MOST_TIMES_OF_COLLECTIVE.get(collective)
     if most_times is None:
         known = ", ".join(scaling.MOST_TIMES_OF_COLLECTIVE)

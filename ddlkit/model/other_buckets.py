@@ -54,7 +54,8 @@ class Buckets:
         gradients that others have, or if gradients do not fill the messages. ``cost`` is
         what a message costs by its size.
         """
-        # All iterations that have the gradients of the first one have the same buckets.
+        # The first iteration stands for all. The result is None if another one has other
+        # gradients (`_ready_of_all_s`).
         first = training.traces[0].iterations[0]
         sizes = [gradient.n_bytes for gradient in first.gradients]
         # Gradients of several types travel in buckets of their own, and so do not follow
@@ -62,9 +63,9 @@ class Buckets:
         types = {gradient.dtype for gradient in first.gradients}
         if len(types) != 1:
             return None
-        sent = [m.n_bytes for m in training.messages if m.in_backward]
+        sent_bytes = [m.n_bytes for m in training.messages if m.in_backward]
         # Behind which gradient the bucket of each message ends.
-        ends = _ends_of_buckets(sizes, sent)
+        ends = _ends_of_buckets(sizes, sent_bytes)
         if ends is None:
             return None
         ready_s = _ready_of_all_s(training, sizes)

@@ -124,13 +124,16 @@ def training_of(
     ------
     UserError
         If a rank is missing or is there twice, if ranks have other iterations or other
-        messages than each other, or if their traces are of different runs.
+        messages than each other, if messages have no sizes or are of several process groups,
+        if fewer than ``least_iterations`` iterations have the same messages, or if the traces
+        are of different runs.
     """
     ordered = _in_order(traces)
     for trace in ordered:
         _refuse_without_shapes(trace)
     # The first iterations can have other messages than all that follow, and are left out.
     alike, findings = _alike_iterations(ordered, least_iterations)
+    # The trace of a CPU can note the end of a message later than the rank has seen it.
     usable = [_with_seen_ends(trace) for trace in alike]
     _refuse_other_runs(usable)
     segments = _segments(usable)
@@ -284,6 +287,7 @@ def _in_order(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """
     by_rank: dict[int, RankTrace] = {}
     for trace in traces:
+        # A trace that does not say how many ranks there were has 0 for it.
         if trace.ranks and trace.rank >= trace.ranks:
             raise UserError(
                 f"{trace.source}: says that it is of rank {trace.rank} of {trace.ranks} "
@@ -322,9 +326,9 @@ def _refuse_missing_ranks(traces: Sequence[RankTrace]) -> None:
     # Most traces say how many ranks there were, and the others have 0 for it. In any
     # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(given) + 1])
-    # Of the missing ranks, at most eight are named. They are among the first numbers: of as
-    # many numbers as there are traces and eight more, at least eight are missing. A number
-    # of a rank that is damaged, and very large, costs no time then.
+    # At most eight missing ranks are named. They are found among the first
+    # ``len(given) + 8`` numbers, because at most ``len(given)`` of these have a trace. A
+    # damaged, very large number of a rank then costs no time.
     first_numbers = range(min(expected, len(given) + 8))
     missing = [str(rank) for rank in first_numbers if rank not in given]
     if missing:
@@ -817,8 +821,8 @@ class _InOneClock(NamedTuple):
     def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
         """Return what the ranks of ``traces`` did.
 
-        An error in how far the clock of a rank is ahead shifts all that the rank does
-        alike, and leaves the replay of what was traced as it is.
+        How far the clock of a rank is ahead is estimated. If the estimate is wrong, all that
+        the rank does is shifted by the same time, and the replay of the trace stays the same.
         """
         instants_s = _instants_of_messages_s(traces)
         # How far the clock of each rank is ahead, shape (I, R), from the ends of messages.
