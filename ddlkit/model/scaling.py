@@ -446,7 +446,7 @@ def scale(
     # Counts also get the steps that they would have if nothing but messages lengthened them.
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
     findings += _on_messages_that_do_not_fit(counts, _scatter_of_jobs(measured))
-    # The counts are new objects now.
+    # The new object of the anchor has these steps as well, which are needed below.
     anchor = _anchor([count for count in counts if count.measured])
 
     # The time of NCCL's kernels in a step. What it contradicts is added to the findings.
@@ -1165,7 +1165,7 @@ def _on_software_column(
 
 
 def _comparable(values: set[Any], column: str) -> set[str]:
-    """Return what of the values of a column about software is compared.
+    """Return the values of a column about software in the form in which they are compared.
 
     A suffix of a version of NCCL, such as "+cuda12.3", makes no other version. Settings are any
     text, all of which is compared.
@@ -1731,6 +1731,7 @@ def _lost_to_scatter_s(single_s: Sequence[float], times_gpus: float) -> float | 
     """
     if len(single_s) < 2:
         return None
+    # The number of draws is a whole number, so that a fraction is rounded up.
     longest_s = scaling.expected_maximum_s(single_s, math.ceil(times_gpus))
     return longest_s - float(np.mean(single_s))
 
@@ -1822,8 +1823,7 @@ def _wish_by_likely_factors(
     smallest = _smallest(measured)
     scatter = _scatter_of_jobs(measured)
     (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
-    # If one job measured the smallest count, its range allows for another job. The allowance is
-    # larger if the range of ``asked``, measured by several jobs, has none.
+    # The step on the smallest count may differ from job to job, too, so that it has a range.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
     # The factor is the smallest count's step over that of ``asked``. So it is lowest if the
     # smallest count is fast and ``asked`` is slow.
@@ -1998,21 +1998,19 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
 
     ``costs`` and ``workload`` are None if the user has not given them.
     """
-    # Nothing was given, or else what the cases below say.
-    given = "give --collectives and a --profile"
+    # What to give if neither was given. The cases below replace it.
+    advice = "give --collectives and a --profile"
     if costs is not None and workload is None:
-        given = "add a --profile or a --trace, which has the gradients"
+        advice = "add a --profile or a --trace, which has the gradients"
     elif costs is None and workload is not None:
-        given = "add --collectives"
+        advice = "add --collectives"
     elif costs is not None:
         # Both were given, but the tables lack the nodes of the measured steps.
-        given = (
+        advice = (
             "add times of all-reduces on as many nodes as steps were measured on to "
             "--collectives"
         )
-    return (
-        f"whether messages explain the lost time: not known: {given}, or give --kernels"
-    )
+    return f"whether messages explain the lost time: not known: {advice}, or give --kernels"
 
 
 def _advice(
@@ -2053,14 +2051,14 @@ def _on_accumulation(smallest: Count, asked: Count) -> list[Finding]:
     # Two batches before each update compute as long as two steps on the smallest count, and lose
     # only once what each step loses. The scaling factor is the time without the loss over the
     # time with it.
-    twice = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
+    accumulated_factor = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
     # Factors are printed with two decimals, so a smaller gain would not be seen.
-    if round(twice, 2) <= round(asked.scaling_factor, 2):
+    if round(accumulated_factor, 2) <= round(asked.scaling_factor, 2):
         return []
     text = (
         "helps: accumulating two batches before each update. If every step loses the "
         "same time, however many batches it has, this halves the time lost per sample: "
-        f"scaling factor {twice:.2f} on {_nodes(asked.nodes)} instead of "
+        f"scaling factor {accumulated_factor:.2f} on {_nodes(asked.nodes)} instead of "
         f"{asked.scaling_factor:.2f}"
     )
     return [Finding("helps", layers=(), text=text)]
@@ -2158,12 +2156,12 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
     if the jobs of the anchor add little to the interval.
     """
     fastest_s, slowest_s = _jobs_s(anchor, scatter)
-    half_range_s = (slowest_s - fastest_s) / 2
+    range_s = slowest_s - fastest_s
     # Jobs that differ by no more than LEAST_SCATTER to either side count as equal.
-    if half_range_s <= LEAST_SCATTER * anchor.step_s:
+    if range_s / 2 <= LEAST_SCATTER * anchor.step_s:
         return None
     # Jobs are the largest uncertainty if their range is more than half of the width.
-    if half_range_s <= width_s / 4:
+    if range_s <= width_s / 2:
         return None
     text = f"measure next: more jobs on {_nodes(anchor.nodes)}"
     if anchor.jobs == 1:
@@ -2172,7 +2170,7 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
             f"numbers of nodes differ by {2 * scatter:.0%}"
         )
     else:
-        text += f", whose steps differ by {2 * half_range_s / anchor.step_s:.0%}"
+        text += f", whose steps differ by {range_s / anchor.step_s:.0%}"
     return Finding("measure", layers=(), text=text)
 
 
