@@ -424,8 +424,8 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
     Its start-up is the median time of the smallest messages. Its slope is the time of a byte
-    at that part of the link's rate that framing leaves. ``rows`` are of one collective on one
-    link.
+    at the rate of the link, less the share of the rate that headers of packets take. ``rows``
+    are of one collective on one link.
     """
     # All rows are of one link, so that the first row has its name and its rate.
     kind = _message_kind(rows)

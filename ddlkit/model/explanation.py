@@ -265,7 +265,7 @@ def explain(
     ----------
     paths : sequence of Path or str
         The traces of torch.profiler of all ranks, in any order, or that of one rank
-        alone, for bounds.
+        alone, which gives only bounds.
     iterations : sequence of int, optional
         The numbers of the iterations to judge, which the explanation is about. All are
         replayed in any case. By default all are judged.

@@ -698,9 +698,9 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
-            # Before this wait, the rank copies the bucket of the message before. If that
-            # message is not of backward, nothing is copied. Its entry is then the start of
-            # the iteration, which stands for no work.
+            # The segment ends with a wait. Before it, the rank copies the bucket of the
+            # message before. If that message is not of backward, nothing is copied. Its entry
+            # is then the start of the iteration, which stands for no work.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
             # Before any other wait the rank does no work, for which the start stands.

@@ -2195,6 +2195,7 @@ def _width_after_halfway_s(
         smallest_s,
         halfway_s,
         asked_nodes / halfway_nodes,
+        # A measured step that is slower than the one halfway makes the interval wider.
         slowest_s=_slowest_s(measured, anchor),
         # Jobs scatter halfway as on the counts that were measured.
         jobs_s=(halfway_s / (1 + scatter), halfway_s * (1 + scatter)),
