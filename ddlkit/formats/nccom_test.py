@@ -38,6 +38,8 @@ _SHORT = {"allr": "all_reduce", "allg": "all_gather", "redsct": "reduce_scatter"
 _UNITS_BYTES_PER_S = (1e9, 2.0**30)
 # Bandwidths are printed to 0.01 of their unit.
 _ROUNDING = 0.005
+# How far the printed algbw may be from size over time besides its rounding, as a share of
+# the printed one.
 _RATE_TOLERANCE = 0.01
 # The larger unit is 1.074 times the smaller one. A rate that is read in the wrong unit is
 # off by less than this share.
@@ -58,8 +60,9 @@ def matches(text: str) -> bool:
 def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     """Return the message times of all tables in a log.
 
-    The options ``collective`` and ``ranks`` are used if no command in the log states
-    them. The option ``table`` is refused here, because the tables have no numbers.
+    The option ``collective`` is used for rows before which no command names a
+    collective, and ``ranks`` for rows before which the last command states no number of
+    ranks. The option ``table`` is refused here, because the tables have no numbers.
     `benchmark_times` refuses ``place``, because times in place and out of place are not
     distinguished.
 
@@ -68,7 +71,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     options.refuse_table(file)
     # The collective that a command has named, "" until one does.
     collective = ""
-    # The number of ranks in the last command, 0 if that does not state it.
+    # The number of ranks in the last command, 0 if there is none. `benchmark_times` uses
+    # the option in place of 0.
     ranks = 0
     # The columns of the table to which the next lines belong. Empty outside of a table.
     columns: list[str] = []
@@ -165,7 +169,7 @@ def _row(
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
     unit = _unit_of_bandwidths(algbw, size / seconds)
     distance = abs(algbw - size / seconds / unit)
-    # A tolerance, and the rounding of the printed algbw.
+    # The tolerance is a share of algbw, and its printed value is rounded besides.
     allowed = _RATE_TOLERANCE * algbw + _ROUNDING
     # The comparison is False also for a bandwidth that is not a number (NaN).
     if not distance <= allowed:
@@ -173,10 +177,12 @@ def _row(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"
         )
-    # If algbw has few digits, both units may fit, and `unit` may be the wrong one. The
-    # printed busbw is then wrong by the difference between the units, besides its rounding.
+    # One unit of the last digit, 0.01, is allowed for the rounding of the printed busbw. If
+    # algbw has few digits, both units may fit, and `unit` may be the wrong one. Then busbw
+    # is also off by the difference between the units.
+    last_digit_bytes_per_s = 2 * _ROUNDING * unit
     busbw_rounding_bytes_per_s = (
-        2 * _ROUNDING * unit + _SHARE_BETWEEN_UNITS * busbw * unit
+        last_digit_bytes_per_s + _SHARE_BETWEEN_UNITS * busbw * unit
     )
     return BenchmarkRow(
         where=where,

@@ -96,9 +96,10 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     ``collective`` is used if the log does not name one. Raises UserError if the log is
     wrong, or does not list the host of each rank.
     """
-    rows, table = benchmark_logs.read_log(
-        benchmark_logs.read_tables(text, file), file, collective=collective or ""
-    )
+    # `read_log` returns the times of the only table that fits, and this table, which has
+    # facts about the run. It refuses a log in which several tables fit.
+    tables = benchmark_logs.read_tables(text, file)
+    rows, table = benchmark_logs.read_log(tables, file, collective=collective or "")
     # nccl-tests times collectives in place (the result over the input) and out of place. All
     # rows stay, unless the times of the two clearly differ. Then only the rows in place
     # stay, because a training works in place.
@@ -183,6 +184,7 @@ def _extra_columns(sheet: Sheet) -> DataFrame:
     for name in sheet.header:
         header.append("nodes" if _in_letters(name) in _NODES_NAMES else name)
     renamed = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
+    # All other columns are ignored.
     return _EXTRA.frame(renamed, exact=False)
 
 
@@ -198,6 +200,8 @@ def _without_extra(sheet: Sheet) -> list[str]:
     for row in (sheet.header, *sheet.rows):
         line = io.StringIO()
         # A cell may contain a comma, and is then written in quotes.
-        csv.writer(line, lineterminator="").writerow(row[k] for k in positions)
+        csv.writer(line, lineterminator="").writerow(
+            row[position] for position in positions
+        )
         lines.append(line.getvalue())
     return lines

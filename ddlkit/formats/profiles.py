@@ -176,7 +176,8 @@ def _refuse_missing_columns(first_line: str, file: str) -> None:
     # The schema of each format, and the columns that a file of this format must have.
     for schema, required in _COLUMNS:
         missing = [name for name in required if name not in names]
-        if 0 < 2 * len(missing) < len(required):
+        has_most = 2 * len(missing) < len(required)
+        if missing and has_most:
             noun = "column" if len(missing) == 1 else "columns"
             advice = f"add them (the columns of the file are {', '.join(names)})"
             if len(missing) == 1:

@@ -304,7 +304,8 @@ class _Clock:
         ]
         self._launched_s = [kernel.launched_s for kernel in kernels]
         # _latest_end_s[k] is when the kernels 0 to k have all ended.
-        self._latest_end_s = np.maximum.accumulate([k.end_s for k in kernels])
+        ends_s = [kernel.end_s for kernel in kernels]
+        self._latest_end_s = np.maximum.accumulate(ends_s)
         # When the GPU has done the work of earlier iterations.
         self._free_s = iteration.free_s
 
@@ -467,7 +468,8 @@ class _Post(NamedTuple):
     Attributes
     ----------
     launched_s : float
-        When the processor posted the message or launched its kernel.
+        When the processor began to hand the message over: by the launch of its kernel with
+        NCCL, and by an operator with gloo.
     posted_s : float
         When the rank was ready for the message.
     sent : Event
@@ -509,13 +511,13 @@ def _messages(
         posts = _posts_of_gloo(trace, iteration)
     # How many messages can be under way at once.
     in_flight = _in_flight(iteration.events)
-    first_function_s, last_function_s = backward_s
+    first_function_start_s, last_function_end_s = backward_s
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
         # Both ``backward_s`` and the instant at which the processor handed the message over
         # are by the processor's clock.
-        in_backward = first_function_s <= post.launched_s <= last_function_s
+        in_backward = first_function_start_s <= post.launched_s <= last_function_end_s
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(_message(post, started_s, in_backward=in_backward))
     return tuple(messages)
@@ -524,9 +526,9 @@ def _messages(
 def _message(post: _Post, started_s: float, *, in_backward: bool) -> Message:
     """Return the message of a post.
 
-    ``started_s`` is when the message could start, in seconds, if only a certain number of
-    messages can be under way at once. ``in_backward`` says whether the message was posted
-    during backward.
+    ``started_s`` is when the message could start, in seconds, if the rank never has more
+    messages under way than `_in_flight` says. ``in_backward`` says whether the message was
+    posted during backward.
     """
     return Message(
         collective=post.collective,
@@ -537,9 +539,9 @@ def _message(post: _Post, started_s: float, *, in_backward: bool) -> Message:
         group=str(post.sent.args.get("Process Group Name", "")),
         sequence=_sequence(post.sent),
         posted_s=post.posted_s,
-        # More messages than that number may have been under way, for example those of two
-        # process groups. ``started_s`` can then be after the end of the message, which the
-        # start must not be.
+        # The rank may have had more messages under way, for example those of two process
+        # groups. ``started_s`` can then be after the end of the message, which the start
+        # must not be.
         started_s=min(started_s, post.sent.end_s),
         ended_s=post.sent.end_s,
         in_backward=in_backward,
@@ -627,8 +629,8 @@ def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
         collective = kernel.collective
-        # `COLLECTIVES` has no broadcast, so that ``kernel.collective`` is "other" for it. Its
-        # name is in the arguments of the kernel or in the name of the kernel.
+        # ``kernel.collective`` is only "other" for a broadcast, whose name is in the
+        # arguments of the kernel or in the name of the kernel.
         names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
         if "broadcast" in names:
             collective = "broadcast"

@@ -121,8 +121,8 @@ def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
     One of the two is enough if it is called "bytes" or "seconds", or if it is a column of
-    times in a table whose columns are not separated by blanks. In these cases `read`
-    takes the file, and reports that the other column is missing.
+    times in a line without digits and braces whose columns are not separated by blanks.
+    In these cases `read` takes the file, and reports that the other column is missing.
 
     Examples
     --------
@@ -445,7 +445,8 @@ def _in_bytes_and_seconds(
     """Return a table with columns "bytes" and "seconds" in place of ``size`` and ``time``.
 
     ``size`` and ``time`` are the columns of the file, which have units of their own.
-    Raises UserError for a value that is implausibly small or large in bytes or seconds.
+    Raises UserError for a size below 1 byte or above `MOST_WHOLE` bytes, and for a time
+    below `LEAST` seconds.
     """
     # Sizes in a larger unit may have decimals, and bytes are whole numbers.
     n_bytes = (frame[size.name] * size.unit).round()

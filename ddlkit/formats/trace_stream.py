@@ -287,7 +287,8 @@ def _slimmed(entry: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     args = entry.get("args")
     if not isinstance(args, dict):
         args = {}
-    # The phase, which tells spans from other entries, start, duration, process and thread.
+    # These keys hold the phase (which tells spans from other entries), the start, the
+    # duration, the process and the thread.
     slim: dict[str, Any] = {
         key: entry[key] for key in ("ph", "ts", "dur", "pid", "tid") if key in entry
     }

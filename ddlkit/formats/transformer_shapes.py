@@ -217,10 +217,10 @@ class Decoder:
         Notes
         -----
         Gradients become ready from the last tensor to the first. The FLOP of an operation
-        count at one tensor. Of the gradients that must wait for the backward of the
-        operation, the one of this tensor becomes ready first. The FLOP of a matrix count
-        at its bias, if there is one. Those of attention count at the last matrix before
-        attention, and those of a tied head at the norm before the head.
+        count at a single tensor: the last one whose gradient must wait for the backward
+        of the operation. So the FLOP of a matrix count at its bias, if there is one.
+        Those of attention count at the last matrix before attention, and those of a tied
+        head at the norm before the head.
         """
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
