@@ -71,11 +71,11 @@ def read_steps(path: Path | str) -> DataFrame:
     frame = frame.drop(columns=absent)
     has_empty_nodes = (frame["gpus"] < frame["nodes"]).to_numpy()
     if has_empty_nodes.any():
-        first_row = frame.iloc[int(np.argmax(has_empty_nodes))]
-        job, gpus, nodes = first_row[["job", "gpus", "nodes"]]
-        noun = "GPU" if gpus == 1 else "GPUs"
+        # argmax returns the first such row.
+        row = frame.iloc[int(np.argmax(has_empty_nodes))]
+        noun = "GPU" if row["gpus"] == 1 else "GPUs"
         raise UserError(
-            f"{file}: job {job} has {gpus} {noun} on {nodes} nodes, "
+            f"{file}: job {row['job']} has {row['gpus']} {noun} on {row['nodes']} nodes, "
             "fewer than one on each: correct the columns gpus and nodes"
         )
     return frame

@@ -225,7 +225,7 @@ def _facts_before_entries(buffer: _Buffer, source: str) -> str | None:
 def _skip_key(buffer: _Buffer) -> str | None:
     """Go past the key "traceEvents", and return the text before it.
 
-    The buffer must be at the begin of an object. The result is None if the object has no
+    The buffer must be at the beginning of an object. The result is None if the object has no
     such key, or if the text before the key is too long.
     """
     # Facts about the training stand before the key, and may fill several chunks. If this

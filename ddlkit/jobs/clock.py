@@ -401,7 +401,8 @@ def measure_on(
         Seconds of each repeat, without warm-up.
     """
     # `timed` holds the device before the first mark, and `between_marks` does not.
-    timed_action = (between_marks if host_counts else timed)(action, device)
+    time_action = between_marks if host_counts else timed
+    timed_action = time_action(action, device)
     return measure(timed_action, budget, synchronize=synchronizer(device), setup=setup)
 
 

@@ -410,9 +410,9 @@ class RankProcess(ForkServerProcess):
 def _start_server(job: str) -> None:
     """Start the fork server, unless it runs already.
 
-    The server imports torch and the module ``job``, so that no rank has to. It serves
-    later jobs, too, whose modules their ranks import themselves. The server dies with the
-    thread that started it.
+    The server imports torch and the module ``job``, so that no rank has to. It also forks
+    the ranks of later jobs, which import the modules of their jobs themselves. The server
+    dies with the thread that started it.
     """
     _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
@@ -834,7 +834,7 @@ def _do_job(name: str, path: Path) -> None:
 
 
 def _record_facts(me: Rank) -> None:
-    """Record next to the tables of a job on what their times depend.
+    """Record, next to the tables of a job, what their times depend on.
 
     All ranks call this function, and rank 0 writes the file. If torchrun or Slurm started
     the ranks, they compare their machines, and all raise UserError if these differ.

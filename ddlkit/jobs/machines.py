@@ -127,8 +127,9 @@ def equal_machines(texts: Sequence[str]) -> dict[str, str]:
     >>> equal_machines(['{"gpu": "H200"}', '{"gpu": "H200"}'])
     {'gpu': 'H200'}
     """
-    first, *others = (json.loads(text) for text in texts)
-    shared: dict[str, str] = first
+    shared: dict[str, str]
+    # The first text is that of rank 0, whose facts are returned.
+    shared, *others = (json.loads(text) for text in texts)
     for rank, facts in enumerate(others, start=1):
         # The error ends both loops, so that it names the first difference only.
         for name, value in _differences(shared, facts):

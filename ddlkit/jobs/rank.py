@@ -101,8 +101,8 @@ class Job(Generic[S]):
         The function ``part`` yields new rows. Rank 0 saves after each yield, so that a
         job that is ended early leaves what it has measured. If ``me.out`` is temporary,
         the tables are saved only at the end, because the directory would not outlive a
-        job that is ended early. A part that reads the tables of its own earlier yields
-        therefore needs a directory that stays.
+        job that is ended early. If ``part`` itself reads tables whose rows it has yielded
+        before, it therefore needs a directory that stays.
 
         Parameters
         ----------
@@ -285,8 +285,8 @@ class Rank:
             The number of CPU threads; 0, the default, for an equal share of the node's
             cores.
         on_gpu : bool, optional
-            Whether tensors lie on a GPU. By default only NCCL's do. gloo copies tensors
-            of a GPU through the host.
+            Whether tensors lie on a GPU. By default, only those of NCCL do. gloo copies
+            tensors of a GPU through the host.
 
         Returns
         -------

@@ -225,9 +225,10 @@ class Retries:
     def on(cls, device: str, say: Callable[[str], None] | None = None) -> Retries:
         """Return the `Retries` of a job that measures a device.
 
-        On a GPU nothing is repeated. What others do on the cores hardly changes how long
-        kernels take, and on a virtual machine with many stolen cores every measurement
-        would take several times as long. The usage is recorded all the same.
+        On a GPU nothing is repeated, because what others do on the cores hardly changes
+        how long kernels take. On a virtual machine whose host takes much time of the cores,
+        the repeats would make every measurement several times as long. The usage is
+        recorded all the same.
 
         Parameters
         ----------

@@ -348,9 +348,10 @@ class Lab(Place):
             # would drop some, and losses are to come from the conditions alone.
             queue_packets = 10_000
         else:
-            # The burst is what a token bucket can save. The kernel would cut a packet that
-            # is larger in software, for which 16 ranks have no processor time. A tenth of
-            # the burst is left for the headers of the frames, which count, too.
+            # The burst is what a token bucket can save. The kernel would have to cut a
+            # packet larger than the burst by software, for which 16 ranks have no processor
+            # time. A tenth of the burst is left for the headers of the frames, which count,
+            # too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default

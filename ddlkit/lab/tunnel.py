@@ -534,16 +534,19 @@ def main(config: Mapping[str, Any]) -> None:
     # Only the lab ends this process, by SIGKILL. Ctrl-C and the end of a terminal do not.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    *ranks, switch = config["namespaces"]
+    *rank_namespaces, switch_namespace = config["namespaces"]
     conditions = Conditions(**config["conditions"])
     offload = _CSUM
     if not conditions.loss:
-        # Packets may stand for many frames. With losses they may not, because chance would
-        # take all frames of a packet at once.
+        # With this flag a packet may stand for many frames. With losses it must not,
+        # because chance would take all frames of a packet at once.
         offload |= _TSO4
     # Each device is made within the namespace of its rank. The process then returns to
     # the namespace of the switch.
-    devices = [open_device(rank, return_to=switch, offload=offload) for rank in ranks]
+    devices = [
+        open_device(namespace, return_to=switch_namespace, offload=offload)
+        for namespace in rank_namespaces
+    ]
     shaper = Shaper([config["rate_bits_per_s"]] * len(devices), conditions)
     # The link also works without real-time priority. It is then late more often, and
     # counts the packets that are late.
