@@ -236,8 +236,9 @@ def timed(
     device : torch.device or str
         The device.
     before : callable, optional
-        Called after the hold and before the first mark, such as a message in which the
-        devices of all ranks meet. By default nothing is called.
+        Called after the hold and before the first mark, such as a small all-reduce, after
+        which the devices of all ranks begin the action together. By default nothing is
+        called.
 
     Returns
     -------
