@@ -78,9 +78,9 @@ class NoSuchRowsError(UserError):
         The value that is asked for.
     values : sequence of object
         The values that the column has.
-    among : str, optional
-        To which rows ``values`` belong, as in "ranks 4" for the rows with 4 ranks. "" stands
-        for all rows of the table.
+    among : dict of str to object, optional
+        To which rows ``values`` belong, as in ``{"ranks": 4}`` for the rows with 4 ranks. By
+        default they belong to all rows of the table.
 
     Attributes
     ----------
@@ -96,23 +96,23 @@ class NoSuchRowsError(UserError):
         key: str,
         value: Any,
         values: Sequence[Any],
-        among: str = "",
+        among: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.key = key
         self.listed = _listed(values)
         missing = f"{key} {value}"
         rows = "rows"
+        remedy = "choose one of these"
+        if len(values) == 1:
+            remedy = f"give {self.listed}, or leave the option out"
         if among:
-            missing = f"{among} has {missing}"
-            rows = f"rows with {among}"
-        if len(values) > 1:
-            what_there_is = f"the {rows} have {key} {self.listed}: choose one of these"
-        else:
-            what_there_is = (
-                f"all {rows} have {key} {self.listed}: give {self.listed}, or leave the "
-                "option out"
-            )
-        super().__init__(f"{path}: no row with {missing}: {what_there_is}")
+            condition = " and ".join(f"{name} {given}" for name, given in among.items())
+            missing = f"{condition} has {missing}"
+            rows = f"rows with {condition}"
+            remedy = f"choose this {key}, or another value of {' or '.join(among)}"
+        super().__init__(
+            f"{path}: no row with {missing}: the {rows} have {key} {self.listed}: {remedy}"
+        )
 
 
 class SeveralValuesError(UserError):
@@ -196,8 +196,8 @@ def choose(
     """
     table = frame
     chosen = {}
-    # What has narrowed the table so far, as in "ranks 4".
-    narrowed_by: list[str] = []
+    # The chosen values that have narrowed the table so far.
+    narrowed_by: dict[str, Any] = {}
     present = [key for key in keys if key in frame.columns]
     # One column after the other narrows the table, so that a column may have several
     # values in the table and only one in the rows that are left. Columns with a wanted
@@ -223,11 +223,10 @@ def choose(
             # A value that no row of the table has is wrong, whatever else is wanted.
             if value not in values_of_table:
                 raise NoSuchRowsError(path, key, value, values_of_table)
-            among = " and ".join(narrowed_by)
-            raise NoSuchRowsError(path, key, value, values, among)
+            raise NoSuchRowsError(path, key, value, values, narrowed_by)
         chosen[key] = value
         if len(values) > 1:
-            narrowed_by.append(f"{key} {value}")
+            narrowed_by[key] = value
         frame = frame[frame[key] == value]
     return frame, {key: chosen[key] for key in present}
 
