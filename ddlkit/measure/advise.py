@@ -93,7 +93,8 @@ def measure_model(
     """
     # What a user should know of the model and its times besides the numbers.
     notes: list[str] = []
-    # An empty precision leaves the settings that the user's own code has made.
+    # `joined` makes this process one of the ranks of the job, or the only rank. An empty
+    # precision leaves the settings that the user's own code has made.
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
         training = loaded_together(user_model, accumulate, me, notes)
         longest = format_seconds(budget.max_s)
@@ -116,7 +117,8 @@ def measure_model(
     notes += _note_on_scatter(facts["timing_overhead_factor"])
     for note in notes:
         me.say(note)
-    # The stamps of both tables repeat all notes.
+    # Each table is saved with a file that says where its rows come from. This file repeats
+    # all notes.
     origin = Origin(remark="; ".join([*notes, f"order: {order}"]))
     name = f"{profile.network}-b{profile.batch}-r{me.world_size}"
     for schema, rows in tables.items():
@@ -331,11 +333,12 @@ def wrap_alone(training: Training) -> None:
         The model in training, which is changed.
     """
     # By default all ranks would have to make every group together. With local
-    # synchronization each rank makes its own.
+    # synchronization each rank makes its own. Nothing is sent, so gloo is enough for a
+    # model on a GPU, too.
     group_options: Any = {"backend": "gloo", "use_local_synchronization": True}
     group = dist.new_group([dist.get_rank()], **group_options)
     ddp = training.wrap(process_group=group)
-    # Otherwise DDP would still run an all-reduce of each bucket.
+    # By default DDP runs an all-reduce of each bucket, even in a group of one process.
     send_nothing(ddp)
 
 
@@ -397,7 +400,9 @@ def _let_ddp_rebuild_buckets(training: Training, profile: LayerProfile) -> str:
         for _ in range(ITERATIONS_TO_REBUILD):
             training.iterate()
     except RuntimeError as error:
-        return f"DDP fails: {one_line(str(error), 200)}"
+        # DDP raises this error for a model that it cannot train, such as one that uses a
+        # parameter in several reentrant checkpoints.
+        return f"DDP fails: {one_line(str(error), most=200)}"
     # `Training.wrap` puts the model into a module that notes whether the loss calls it.
     ddp: Any = training.ddp
     if not ddp.module.called:
@@ -554,7 +559,7 @@ class AdviseSettings:
 
 @job(AdviseSettings, "layers", "samples", "collectives", "slowdown", "trials")
 def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
-    """Measure what is not there yet, then try the default and the best plans in turn.
+    """Measure the tables that are missing, then try the default and the best plans.
 
     A plan says which gradients share a bucket of DDP. Nothing is tried if
     ``settings.confirm_s`` is 0, or if no plan but the default can be tried.
@@ -921,13 +926,14 @@ def trial(
 ) -> Iterator[Tables]:
     """Train under each plan in turn, round by round.
 
-    After each number of rounds in `LOOKS`, the trial ends if the gain of the best plan
-    over the default is decided (`ddlkit.model.advice.is_decided`). The best plan is the
-    first one after the default. The trial also ends when ``max_s`` is over, but not
-    before the first number in `LOOKS`, and in any case after the last one. A round that
-    other programs disturb is repeated, but not on a GPU, whose kernels hardly suffer from
-    what others do on the cores. A plan is left out if DDP makes other buckets for it, and
-    there is no trial if only the default is left.
+    A round trains for some iterations under every plan. After each number of rounds in
+    `LOOKS`, the trial ends if the gain of the best plan over the default is decided
+    (`ddlkit.model.advice.is_decided`). The best plan is the first one after the default.
+    The trial also ends when ``max_s`` is over, but not before the first number of rounds
+    in `LOOKS`, and in any case after the last number. A round that other programs disturb
+    is repeated, but not on a GPU, whose kernels hardly suffer from what others do on the
+    cores. A plan is left out if DDP makes other buckets for it, and there is no trial if
+    only the default is left.
 
     Parameters
     ----------
@@ -995,9 +1001,9 @@ def _undisturbed_rounds(
 ) -> Iterator[dict[str, Floats]]:
     """Train under each plan in turn, and yield the seconds of each round's iterations.
 
-    There are at most as many rounds as the last number in `LOOKS`. No round starts after
-    ``ends_s``, a time of `time.monotonic`, once there are as many as the first number in
-    `LOOKS`. A round that other programs disturb is run again and not yielded.
+    The number of rounds lies between the first and the last number in `LOOKS`. Within these
+    bounds, no round starts after ``ends_s``, a time of `time.monotonic`. A round that other
+    programs disturb is run again and not yielded.
 
     Parameters
     ----------

@@ -154,7 +154,7 @@ def _refuse_tables_of_others(path: Path, facts: dict[str, str]) -> None:
     """Raise UserError if a directory has tables of another machine or other settings.
 
     ``path`` is the table that is measured. ``facts`` are the hardware and software of all
-    ranks, which must be those that the stamp of the table has.
+    ranks. If the table exists already, its rows must come from ranks with equal facts.
     """
     refuse_other_machines(path.parent, machine.name())
     if store.has_table(path):

@@ -433,6 +433,7 @@ def _time_samples(
         settings.budget,
         synchronize=synchronize,
         setup=reset_and_meet,
+        # All ranks stop after the same sample.
         agree=peers.agree_all,
     )
 
@@ -473,8 +474,8 @@ class CheckedCollective:
     expected : Tensor, shape (n,)
         The right result.
     buffers : Tensor, shape (count, m)
-        A row per message, which holds the result. In place it also holds the input, and
-        is as long as the longer of both.
+        A row per message, which holds the result. If the collective is in place, the row
+        also holds the input, and is as long as the longer of both.
     """
 
     def __init__(
@@ -511,8 +512,8 @@ class CheckedCollective:
     def _row_before(self, elements: int) -> torch.Tensor:
         """Return a row of the buffers as it is before the collective.
 
-        A row holds the result of one message. ``elements`` is the size of the collective,
-        which is the length of a row in place.
+        A row holds the result of one message. If the collective is in place, the row also
+        holds the input, and has as many ``elements`` as the collective.
         """
         row_elements = elements if self._in_place else self.expected.numel()
         # An element that the collective does not write must not look right. So all of a
