@@ -582,13 +582,13 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
-    # The match of a network of torchvision, None for "FILE.py:function".
-    torchvision = _TORCHVISION.fullmatch(user_model)
-    if torchvision:
-        batch = int(torchvision["batch"] or DEFAULT_BATCH)
-        training = known(torchvision["name"], batch, device)
+    # None if the user names a function, as in "FILE.py:function".
+    torchvision_match = _TORCHVISION.fullmatch(user_model)
+    if torchvision_match:
+        batch = int(torchvision_match["batch"] or DEFAULT_BATCH)
+        training = known(torchvision_match["name"], batch, device)
         # The name of the network is left without the prefix "torchvision:".
-        return replace(training, network=torchvision["plain_name"])
+        return replace(training, network=torchvision_match["plain_name"])
     function = _function_of_user(user_model)
     with errors_of_user_code(user_model):
         result = _call_with_device(function, device)
@@ -619,13 +619,13 @@ def check(user_model: str) -> None:
         trained, and if the loss neither runs backward nor returns a scalar that needs a
         gradient. What cannot be seen without values is not refused.
     """
-    # The match of a network of torchvision, None for "FILE.py:function".
-    torchvision = _TORCHVISION.fullmatch(user_model)
-    if torchvision:
+    # None if the user names a function, as in "FILE.py:function".
+    torchvision_match = _TORCHVISION.fullmatch(user_model)
+    if torchvision_match:
         # On the device "meta" tensors have no memory. Building shows whether torchvision
         # is there and has such a network.
         with torch.device("meta"):
-            networks.build(torchvision["name"])
+            networks.build(torchvision_match["name"])
         return
     _check_function(_function_of_user(user_model), user_model)
 
@@ -639,9 +639,10 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
     # The user's file has been imported with real tensors, and may hold some, such as a
     # batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
-    # The command prints its result on standard output, which must hold nothing else.
-    no_result = contextlib.redirect_stdout(sys.stderr)
-    with no_result, _without_torch_log(), fake_tensors:
+    # The command prints its result on standard output, which must hold nothing else. So
+    # what the user's code prints goes to standard error.
+    prints_to_stderr = contextlib.redirect_stdout(sys.stderr)
+    with prints_to_stderr, _without_torch_log(), fake_tensors:
         try:
             result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
@@ -745,10 +746,11 @@ def _imported(file: str, user_model: str) -> ModuleType:
     name = f"given_{Path(file).stem}"
     # How Python imports the file. It is None if the suffix is not one of Python's.
     spec = importlib.util.spec_from_file_location(name, file)
-    if Path(file).suffix == ".py" and not Path(file).is_file():
+    is_file = Path(file).is_file()
+    if Path(file).suffix == ".py" and not is_file:
         raise UserError(f"model {shown(user_model)}: there is no file {file}")
-    # The user may have named neither a file nor a network of torchvision.
-    if not (spec and spec.loader and Path(file).is_file()):
+    # The user has named neither a file of Python nor a network of torchvision.
+    if not is_file or spec is None or spec.loader is None:
         raise UserError(
             f"model {shown(user_model)}: name a file and its function, as in mine.py:net, "
             "or a network and its batch, as in torchvision:resnet50:32"

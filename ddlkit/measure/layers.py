@@ -198,8 +198,10 @@ class _HookedIteration:
         order in which their gradients become ready.
         """
         forward_begin = self._forward_begin(backward_begin)
-        # The numbers of the events at which layers start. A layer whose first tensor gets
-        # no gradient has no row in a profile. Its time counts to the layer before it.
+        # The numbers of the events at which layers start. All events between
+        # `forward_begin` and `backward_begin` are such starts. A layer whose first tensor
+        # gets no gradient has no row in a profile, so its time counts to the layer before
+        # it.
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
@@ -291,8 +293,9 @@ class _Order:
 
         The first s spans are the forward passes of the layers, in the order of
         ``first_tensors``. Each of the next n spans ends when a gradient becomes ready, in the
-        order of ``ready``. The first of these begins with the last backward pass, and each
-        other one where the one before it ends. The last span is the whole iteration.
+        order of ``ready``. The first of these n spans begins with the last backward pass,
+        and each later one where the span before it ends. The last span of all is the whole
+        iteration.
         """
         times = iteration.read()
         # A layer or gradient that this iteration did not have counts 0.
@@ -361,8 +364,9 @@ def compute_on(
     device : str or torch.device
         The device.
     precision : str, optional
-        ``"tf32"`` lets CUDA use TF32, and any other name forbids it. For ``"bf16"`` nothing
-        else is set here. An empty string leaves torch's settings as they are.
+        ``"tf32"`` lets CUDA use TF32, and any other name forbids it. The autocast of
+        ``"bf16"`` is not set here, but by `ddlkit.measure.given.known`. An empty string
+        leaves torch's settings as they are.
     threads : int, optional
         The number of CPU threads, by default as many as torch uses already.
 
@@ -678,7 +682,7 @@ def _measure_undisturbed(
     retries = Retries(
         most=0 if training.device.type == "cuda" else 2, say=me.say if me else say
     )
-    # A process alone watches the machine as rank 0 does.
+    # A process that profiles alone is rank 0.
     rank = me.rank if me else 0
     while True:
         watch = Watch(rank)  # notes how busy the machine is from now on
@@ -741,7 +745,7 @@ def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) ->
     # The slowest rank need not be the same in all spans. The largest durations could
     # add up to more than any rank took, so the ends of spans are compared.
     ends = np.cumsum(spans, axis=-1)
-    last_ends = slowest(ends.ravel()).reshape(ends.shape)
+    last_ends = slowest(ends)
     # Each span begins where the one before it ends, and the first one at 0.
     return np.diff(last_ends, prepend=0.0, axis=-1)
 
@@ -774,9 +778,9 @@ def _graph(training: Training) -> dict[str, Floats]:
         # CUDA explains over several lines. The first one says what is wrong.
         reason = str(error).strip().splitlines()[0]
         say(f"the iteration is not timed as a CUDA graph: {reason}")
-        # A capture that fails leaves its stream behind as the current one. If it has also
-        # spoilt the random numbers of this process, a session measures the next point in
-        # another process.
+        # A capture that fails leaves its stream behind as the current one. It may also spoil
+        # the random numbers of this process, which cannot be mended here. An isolated
+        # session then goes on in a new process.
         torch.cuda.set_stream(torch.cuda.default_stream())
         return {}
     return {"graph_iteration": seconds}
