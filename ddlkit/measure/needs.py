@@ -278,7 +278,7 @@ def trainings_s(
     repeats : int
         How many rounds there are.
     iterations : int
-        How many iterations a round has.
+        How many iterations with exchange of gradients a plan has in each round.
     accumulate : int
         How many batches an iteration has.
 
@@ -291,8 +291,9 @@ def trainings_s(
     # is expected to be shorter by a factor.
     batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[device]
     iteration_s = accumulate * batch_s
-    # In a round as many iterations without exchange precede those that exchange gradients,
-    # and as many follow them. Each plan warms up once, before its first round.
+    # The factor is 3, because in a round as many iterations without exchange precede those
+    # that exchange gradients, and as many follow them. Each plan warms up once, before its
+    # first round.
     iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
     return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
 

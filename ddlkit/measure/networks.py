@@ -218,7 +218,7 @@ def _advice_on_name(name: str, known: Sequence[str]) -> str:
         return (
             "the batch size follows the name of a network and a colon, as in resnet18:4"
         )
-    # At this cutoff a name with a wrong letter or two is similar, and another is not.
+    # At this cutoff a known name is similar if it differs in a letter or two.
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
     guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
     listed = ", ".join(known[:_MOST_LISTED])

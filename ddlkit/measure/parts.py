@@ -628,7 +628,7 @@ def slowdowns(
 
 
 def _ranks_per_core(here: Here, count: int) -> float:
-    """Return how many times as long ``count`` ranks that compute take as one on each core.
+    """Return the factor by which ``count`` ranks compute longer because they share cores.
 
     On processors, more ranks than cores take turns. The result is at least 1, and 1 on GPUs.
     """
@@ -810,7 +810,8 @@ def training_point(
     estimate_s : float
         How long the point is expected to take, in seconds.
     predicted : optional
-        What a model is to predict before the point is measured, as `Point.predicted`.
+        The value for `Point.predicted`: what a model is to predict before the point is
+        measured. With None nothing is predicted.
 
     Returns
     -------
@@ -994,7 +995,7 @@ def points(
     Returns
     -------
     PointList
-        The points, without any that open or close a session.
+        The points, all in its body: none has to be measured before or after the others.
 
     Raises
     ------

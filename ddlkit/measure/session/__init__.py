@@ -304,8 +304,8 @@ class Point:
         have no rows yet. New rows are then added to the table. Without this argument, a
         point is done when its tables exist.
     predicted : optional
-        What a model is to predict before the point is measured, where that is asked
-        for.
+        What a model is to predict before the point is measured, in the form that the maker
+        of the point chooses. With None nothing is predicted.
     """
 
     what: str
