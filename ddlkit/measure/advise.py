@@ -615,8 +615,8 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
 
 def _time_left(left_s: float) -> str:
     """Return in words how much is left of the time in which all tables are measured."""
+    # Less than a second counts as none. Each table gets a few repeats all the same.
     if left_s < 1:
-        # Each table needs a few repeats, however little time is left for it.
         return "the time of --minutes is over, so that only a few repeats are timed"
     return f"{left_s:.0f} s of --minutes are left for measuring"
 
@@ -671,7 +671,7 @@ def _measure_table(
             sizes=_sizes_for_slowdown(training.gradient_bytes),
             max_s=FOR_SLOWDOWN * settings.measure_s,
             # The time is long enough for three rounds, as `_refuse_too_little_time` ensures.
-            # The other two functions set the fewest repeats in their own budgets.
+            # `_measure_layers` and `_measure_messages` choose their fewest repeats themselves.
             min_repeats=3,
         )
 

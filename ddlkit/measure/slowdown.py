@@ -127,8 +127,9 @@ def slowdown_rounds(
 ) -> Iterator[Tables]:
     """Measure how much a training and messages slow each other down, round by round.
 
-    A round that other programs disturb is repeated, but not on a GPU, whose kernels hardly
-    suffer from what others do on the cores.
+    For each size of messages, a round times the training alone, the messages alone, and both
+    at the same time. A round that other programs disturb is repeated, but not on a GPU, whose
+    kernels hardly suffer from what others do on the cores.
 
     Parameters
     ----------

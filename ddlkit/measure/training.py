@@ -241,6 +241,8 @@ def wrap_and_rebuild(
         Unless all ranks hold equal, finite gradients afterwards.
     """
     if sizes:
+        # DDP closes a bucket as soon as it has the size of its cap. So each cap is the size
+        # of the wanted bucket, in MiB.
         ddp = training.wrap(bucket_cap_mb_list=bucket_caps_mb(sizes))
     else:
         ddp = training.wrap()
@@ -488,11 +490,13 @@ class _PlannedTraining:
     def _bucket_table(self) -> pd.DataFrame:
         """Return a row for each bucket that was asked for and for each that DDP made.
 
-        The column ``bucket`` numbers the buckets of each of the two from 0.
+        The column ``bucket`` numbers the buckets asked for from 0, and those made also from
+        0.
         """
         asked = pd.DataFrame({"bytes": self.asked_bytes, "source": "asked"})
         rebuilt = pd.DataFrame({"bytes": self.bucket_bytes, "source": "rebuilt"})
-        # Each of the two frames numbers its rows from 0, and `concat` keeps these numbers.
+        # Each of the two frames numbers its rows from 0. `concat` keeps these numbers, which
+        # then become the column ``bucket``.
         buckets = pd.concat([asked, rebuilt]).rename_axis("bucket").reset_index()
         return buckets.assign(case=self.case.key)
 
@@ -518,9 +522,9 @@ class _PlannedTraining:
             if phase:
                 open_span.enter_context(record_function(phase))
 
+        dist.barrier()
         # `iterate` calls `mark` at four points: the start of the iteration, before and
         # after the backward pass, and at the end.
-        dist.barrier()
         trace = clock.chrome_trace(lambda: self.training.iterate(mark), self.me.device)
         events = parse_kineto(trace, "profile of an iteration")
         # The k-th message of the iteration sends the k-th bucket, and gets its size.
@@ -528,7 +532,7 @@ class _PlannedTraining:
         # Only the first round, number 0, is profiled. The cross product with a table of
         # one row adds the labels to every span.
         labels = pd.DataFrame({"case": [self.case.key], "repeat": 0})
-        return labels.merge(spans.to_frame(), "cross")
+        return labels.merge(spans.to_frame(), how="cross")
 
     def _measure_undisturbed(self) -> tuple[Floats, float, Usage]:
         """Time some iterations, and as many without exchange before and after them.

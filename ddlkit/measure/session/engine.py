@@ -464,7 +464,7 @@ class _Session:
             say(f"missing, {outcome}: {', '.join(keys)}")
         remedy = self._how_to_continue(reserved_s)
         if self.rows and not n_with_tables:
-            # The first point is named as an example. All others failed, too.
+            # No point has tables, and the first one is named as an example.
             row = next(iter(self.rows.values()))
             advice = f": {remedy}" if row.outcome == sessions.NO_TIME else ""
             raise UserError(
