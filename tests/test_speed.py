@@ -51,7 +51,7 @@ def test_copies_walk_through_the_whole_pool(size: int) -> None:
     source = torch.arange(64, dtype=torch.uint8)
     target = torch.zeros(64, dtype=torch.uint8)
     every = Budget(warmup=0, min_repeats=64, max_repeats=64, max_s=9.0)
-    per_sample, seconds = copies._copy_s(target, source, size, every)
+    per_sample, seconds = copies._time_copies(target, source, size, every)
     slots = 64 // size
     assert per_sample == min(32, slots) and len(seconds) == 64
     expected = torch.cat([source[at * size :][:size] for at in reversed(range(slots))])
@@ -82,7 +82,7 @@ def test_sizes_that_do_not_fit_into_memory_are_named(
 def test_gpu_copies_arrive() -> None:
     every = Budget(warmup=0, min_repeats=16, max_repeats=16, max_s=9.0)
     for target, source in copies._pools(torch.device("cuda"), MIB).values():
-        copies._copy_s(target, source, MIB // 16, every)
+        copies._time_copies(target, source, MIB // 16, every)
         torch.cuda.synchronize()
         # The pools are walked in opposite directions.
         assert torch.equal(target.cpu(), source.cpu().view(16, -1).flip(0).reshape(-1))

@@ -97,7 +97,7 @@ def _rows_of_copies(
 
     ``labels`` has the values of the columns "copy" and "device".
     """
-    copies_per_sample, seconds = _copy_s(target, source, size, budget)
+    copies_per_sample, seconds = _time_copies(target, source, size, budget)
     columns = {**labels, "bytes": size, "copies_per_sample": copies_per_sample}
     return clock.sample_rows(columns, seconds)
 
@@ -146,7 +146,7 @@ def _copies_per_sample(slots: int, size: int) -> int:
     return min(slots, _MOST_COPIES, most_by_bytes)
 
 
-def _copy_s(
+def _time_copies(
     target: Pool, source: Pool, size: int, budget: Budget
 ) -> tuple[int, Floats]:
     """Time copies of ``size`` bytes from one pool to another.
