@@ -371,6 +371,20 @@ def test_the_command_says_what_it_takes_compute_for(
         in capsys.readouterr().err
     )
     store.save_table(
+        rows(network="resnet18", device="NVIDIA H200", backend="nccl"),
+        tmp_path,
+        "slowdown-net",
+        schema="slowdown",
+        command=["test"],
+    )
+    assert cli.main(asked) == 0
+    (of_device,) = [
+        line
+        for line in json.loads(capsys.readouterr().out)["warnings"]
+        if "on the device NVIDIA H200, but the profile on cpu" in line
+    ]
+    assert str(table) in of_device
+    store.save_table(
         rows(ranks=4), tmp_path, "slowdown-net", schema="slowdown", command=["test"]
     )
     assert cli.main([*asked[:-1]]) == 2

@@ -1135,7 +1135,7 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
         text += ": no difference could be measured"
     else:
         text += (
-            "; not advised, because the prediction was better for another plan, and the "
+            "; not advised, because another plan was predicted to be the fastest, and the "
             "largest of several measured gains is partly due to chance"
         )
     return [_line("largest measured gain", text)]
@@ -1171,7 +1171,7 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
 
 def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     """Return lines that say what limits the training, what would help, and what to measure."""
-    from ddlkit.model.advice import ANOTHER_PLAN
+    from ddlkit.model.advice import ANOTHER_PLAN, HALF_THE_BYTES
 
     lines = [_line("limited by", _limit(result))]
     # The time per sample is compared, because one of the remedies changes the batch.
@@ -1181,7 +1181,12 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
             # The gain of the best plan, unless that is the default, has a line of its own.
             continue
         change = "longer" if gain < 0 else "shorter"
-        lines.append(_line(name, f"{abs(gain):.1%} {change} with {remedy}"))
+        text = f"{abs(gain):.1%} {change} with {remedy}"
+        if remedy == HALF_THE_BYTES and gain < 0:
+            text += (
+                ", of which DDP puts more into a bucket, so that messages begin later"
+            )
+        lines.append(_line(name, text))
         # The name stands before the first remedy alone.
         name = ""
     # The size whose uncertain time widens the interval of the gain most, None if that is narrow.

@@ -313,9 +313,10 @@ SHARDED = (
 NO_CONTENTION = (
     "compute and messages are assumed not to slow each other down, so that an iteration "
     "may take longer than predicted (by up to 31% in the measurements over loopback that "
-    "come with ddlkit): give --slowdown the table that ddlkit measure slowdown writes with "
-    "as many --ranks as the messages have, or for a model of your own the table slowdown.csv "
-    "that ddlkit advise --model writes into the directory of --out"
+    "come with ddlkit): on the machine of the training, let ddlkit measure slowdown write a "
+    "table for --slowdown, with as many --ranks as the messages have; for a model of your own, "
+    "or ranks on several machines, ddlkit advise --model writes one, which is slowdown.csv in "
+    "the directory of its --out"
 )
 NO_CONTENTION_OF_GRAPH = (
     "compute and messages are assumed not to slow each other down, which no option of "
@@ -1391,11 +1392,34 @@ def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> Dat
 
 
 def _doubts_of_slowdown(path: Path, rows: DataFrame, profile: Any) -> list[str]:
-    """Return a warning if a slowdown was measured with other computations than a profile.
+    """Return warnings if a slowdown was measured with other computations than a profile.
 
     ``rows`` of the table in ``path`` have one network and one batch. A slowdown of another
     network or batch may still be close, so that it is not refused.
     """
+    return [
+        *_doubts_of_slowdown_device(path, rows, profile),
+        *_doubts_of_slowdown_network(path, rows, profile),
+    ]
+
+
+def _doubts_of_slowdown_device(path: Path, rows: DataFrame, profile: Any) -> list[str]:
+    """Return a warning if the slowdown in ``rows`` is of another device than a profile."""
+    device = str(rows["device"].iloc[0])
+    known = {device, profile.device}.isdisjoint({"", "unknown"})
+    # Users shorten the names of GPUs, as in "H200" for "NVIDIA H200".
+    mine, other = device.lower(), str(profile.device).lower()
+    if not known or mine in other or other in mine:
+        return []
+    return [
+        f"{path}: the slowdown was measured on the device {device}, but the profile on "
+        f"{profile.device}, where compute and messages slow each other down by something else: "
+        "measure both on the same devices"
+    ]
+
+
+def _doubts_of_slowdown_network(path: Path, rows: DataFrame, profile: Any) -> list[str]:
+    """Return a warning if the slowdown in ``rows`` is of another network or batch."""
     network = rows["network"].iloc[0]
     batch = rows["batch"].iloc[0]
     if network != profile.network:

@@ -41,6 +41,8 @@ KEEP = "keep the default"
 
 ANOTHER_PLAN = "another plan"
 """The remedy that is the best plan in place of the default."""
+HALF_THE_BYTES = "gradients in half the bytes"
+"""The remedy that sends gradients in numbers of half the size."""
 
 WORTH = 0.02
 """The least lower end of a gain's interval for which a change is worth its effort."""
@@ -393,7 +395,7 @@ class Advice:
             "a link twice as fast": 1 - faster_link.prediction.iteration_s / default_s,
             # DDP puts more gradients of half the bytes into a bucket, so that the plan is
             # made anew.
-            "gradients in half the bytes": self._gain_of_workload(half_the_bytes),
+            HALF_THE_BYTES: self._gain_of_workload(half_the_bytes),
             "gradient accumulation over twice as many batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),

@@ -328,7 +328,8 @@ class _Session:
             # Less than nothing is left if an earlier point ran beyond the budget. One
             # number is rounded up and the other one down, so that they do not look equal.
             needed = f"it would take about {math.ceil(row.estimate_s)} s"
-            reason = f"{needed}, but only {max(0, math.floor(left_s))} s were left"
+            left = max(0, math.floor(left_s))
+            reason = f"{needed}, but only {left} s were left when its turn came"
             # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
