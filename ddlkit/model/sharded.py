@@ -640,8 +640,9 @@ def forecast(
     program : Program
         What every rank does, with M messages.
     communications : mapping of str to Communication
-        The fitted cost of messages with at least B draws of it, which are costs fitted to
-        resampled messages, by the name of the collective.
+        The fitted cost of messages with draws of it, which are costs fitted to resampled
+        messages, by the name of the collective. B is the least number of draws that one
+        of the costs has, and further draws are not used.
     level : float, optional
         The share of draws that lie in the interval.
     brief_s : ndarray, shape (n,), optional
@@ -666,6 +667,7 @@ def forecast(
     predicted_s, drawn_s = _message_times(
         program,
         communications,
+        # In the median of many iterations, the scatter of single messages averages out.
         scatter_by_message=single_iterations,
         beyond_one_element=brief_s is not None,
     )
@@ -698,12 +700,15 @@ def _common_factors(common_error: float | Floats, draws: int) -> Floats:
     """Return the factor of all messages of a draw for each draw, shape (draws, 1).
 
     ``common_error`` is the error that these messages have in common, as the logarithm of
-    measured over predicted time. An array has the error in each draw. A number is the
-    standard deviation of normal errors. Without draws, there is no message to multiply,
-    and the shape does not matter.
+    measured over predicted time. An array of shape (draws, 1) has the error in each draw.
+    A number is the standard deviation of normal errors.
     """
+    # Costs without draws have no message to multiply.
+    if not draws:
+        return np.ones((0, 1))
     log_errors = common_error
-    if draws and np.ndim(common_error) == 0:
+    is_standard_deviation = np.ndim(common_error) == 0
+    if is_standard_deviation:
         # The scores are values of a standard normal distribution, one for each draw.
         log_errors = common_error * _normal_scores(draws)
     return np.asarray(np.exp(log_errors))
@@ -769,11 +774,12 @@ def _message_times(
         if beyond_one_element:
             # The column of the times of one element is subtracted from all columns.
             times_s -= _times_of_one_element_s(costs)
-        # If they are known, draws also have the random scatter of single messages, and the
-        # drift that all messages of a session of measurements share.
-        # A factor has a row for each draw and a column for each of these messages.
+        # The noise, where it is known, is the random scatter of single messages and the
+        # drift that all messages of a session of measurements share. The time of one element
+        # is not multiplied: the measured iterations contain it with its own scatter.
         factors: Floats | float = 1.0
         if draws and communication.noise:
+            # A row for each draw, and a column for each of these messages.
             factors = communication.noise.factors(
                 sizes, draws, scatter=scatter_by_message
             )
