@@ -247,9 +247,9 @@ def looks(names: Sequence[str]) -> list[Style]:
         several names share a look, all but the first one are darker and hollow.
     """
     styles: list[Style] = []
-    # Names that differ only in their arguments share a look, so names are compared by their
-    # heads, without arguments. If a name with its argument has a look of its own, the whole
-    # name is its head.
+    # Names such as "buffer:10MB" and "buffer:25MB" differ only in their arguments and share a
+    # look, so both have the head "buffer". A name such as "alpha_beta:ends" has a look of its
+    # own, so its head is the whole name.
     earlier_heads: set[str] = set()
     for position, name in enumerate(names):
         head = name if _exact_look(name) else _without_argument(name)
@@ -592,19 +592,22 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     """
     anchor = result.anchor
     on_smallest_s = result.smallest.step_s
-    # The target is the count with the most GPUs. If these are all on a single node, it has
-    # fewer nodes than the anchor, where the curves begin. The curves then show the anchor alone.
+    # The target is the count with the most GPUs. If these are all on a single node, the target
+    # has fewer nodes than the anchor, and all rows are those of the anchor.
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes
-    # The limits of the predicted step, in seconds. Two facts show how far off the anchor's
-    # measured step may be, and widen the interval. First, a step on fewer GPUs may have been
-    # longer than the anchor's. Under weak scaling, more GPUs do not shorten a step, so the
-    # anchor's step may be too short. ``upper_s`` is therefore predicted from `slowest_s`, the
-    # longest step on no more GPUs than the anchor has. Second, jobs scatter: `anchor_jobs_s`
-    # has the steps of the anchor's fastest and slowest job.
+    # The limits of the predicted step, in seconds.
     lower_s, upper_s = scaling.step_interval_s(
-        on_smallest_s, anchor.step_s, ratio, result.slowest_s, result.anchor_jobs_s
+        on_smallest_s,
+        anchor.step_s,
+        ratio,
+        # The longest step on no more GPUs than the anchor has. More GPUs do not shorten a
+        # step, so a longer step on fewer GPUs raises the upper limit.
+        slowest_s=result.slowest_s,
+        # The steps of the fastest and the slowest of the anchor's jobs, which are runs of
+        # the training. The interval contains the predictions from both.
+        jobs_s=result.anchor_jobs_s,
     )
     predicted_s = scaling.step_s(on_smallest_s, anchor.step_s, ratio)
     gpus_per_node = anchor.gpus / anchor.nodes
@@ -646,6 +649,8 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     # Counts that are predicted and not interpolated lie on the line, and get no points.
     measured = [count for count in result.counts if count.measured]
     interpolated = [count for count in result.counts if count.interpolated]
+    # The look of measured points has hollow markers. Here they are filled, as those of
+    # interpolated points are.
     _draw_counts(ax, measured, replace(look("measured"), hollow=False))
     if interpolated:
         _draw_counts(ax, interpolated, replace(look("model"), label="interpolated"))
@@ -844,7 +849,8 @@ def cost_forms(fits: Mapping[str, Fit[Any]], chosen: str) -> Figure:
     fits : mapping of str to Fit
         The fits by the name of their form.
     chosen : str
-        The form that the title names.
+        The name of the form that the comparison of these fits chose. The title has its
+        label, such as "log / linear" for "piecewise".
 
     Returns
     -------
@@ -1011,7 +1017,8 @@ def write_cost_forms(fits: Mapping[str, Fit[Any]], chosen: str, path: Path) -> N
     fits : mapping of str to Fit
         The fits by the name of their form.
     chosen : str
-        The form that the title names.
+        The name of the form that the comparison of these fits chose. The title has its
+        label, such as "log / linear" for "piecewise".
     path : Path
         The file to write.
 

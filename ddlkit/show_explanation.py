@@ -177,10 +177,12 @@ def _spans_before_first_wait(of_rank: pd.DataFrame, phase: str) -> pd.DataFrame:
 def _outline(
     ax: Axes, of_rank: pd.DataFrame, phase: str, row: int, scale: float
 ) -> None:
-    """Draw a frame around a phase of a rank.
+    """Draw a frame around the part of a rank's phase for which the other ranks wait.
 
-    ``of_rank`` has the spans of the rank, ``row`` is where they are drawn, and ``scale``
-    is the number of units of the axis in a second. A phase without spans gets no frame.
+    This part ends where the rank itself first waits. Later spans of the kind of the phase,
+    such as copies of buckets, keep no other rank waiting. ``of_rank`` has the spans of the
+    rank, ``row`` is where they are drawn, and ``scale`` is the number of units of the axis
+    in a second. A phase without spans before the first wait gets no frame.
     """
     from matplotlib.patches import Rectangle
 
