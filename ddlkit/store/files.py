@@ -551,9 +551,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
     Notes
     -----
     The folder that is yielded lies inside an outer folder, beside a file that the process
-    locks. A process that is killed leaves its outer folder behind, unlocked. Whoever makes
-    the next scratch folder in the same place removes all outer folders that are not
-    locked. On a file system without locks they stay.
+    locks. A process that is killed leaves both folders behind, unlocked. Whoever makes the
+    next scratch folder in the same place removes them. On a file system without locks they
+    stay.
     """
     parent = Path(parent or tempfile.gettempdir())
     # When the block has ended, the stack frees the lock and then removes the folder. The
@@ -566,9 +566,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
             stack.enter_context(
                 _locked(outer / _OWNERS_LOCK, _MAKE_LOCK, _WAIT_FOR_EXCLUSIVE)
             )
-            # `_remove_abandoned` of another process looks for inner folders, and removes
-            # those without a lock. The inner folder is therefore made only now, when the
-            # lock is held.
+            # `_remove_abandoned` of another process removes an outer folder only if it is
+            # unlocked and has an inner folder. The inner folder is therefore made only
+            # now, when the lock is held.
             inner = outer / "files"
             inner.mkdir()
         try:
@@ -583,6 +583,9 @@ def scratch(parent: Path | str | None = None) -> Iterator[Path]:
 
 def _remove_abandoned(parent: Path) -> None:
     """Remove the scratch folders of this user whose owners were killed."""
+    # An outer folder has the file that its owner locks, and an inner folder "files". The
+    # owner makes the inner folder last. An outer folder without it may be of an owner that
+    # is just about to lock it, and stays.
     for inner in parent.glob(f"{SCRATCH}*/files"):
         outer = inner.parent
         # Locking fails while the owner still runs, and opening the lock's file fails if
@@ -732,15 +735,18 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        # `compose` makes only the nodes, in which an alias is a reference. Values are
-        # counted before any of them is made, because a merge (<<) copies all that its
-        # aliases stand for.
+        # `compose` makes only the nodes, in which an alias is a reference. The loader
+        # refuses a text that itself is nested too deep. Values are counted before any of
+        # them is made, because a merge (<<) copies all that its aliases stand for.
         root = yaml.compose(text, _shallow_loader())
         if _count_values(root, counts={}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")
-        # By way of JSON, dates and the like become text, and depth is limited.
-        return parse_json(json.dumps(yaml.safe_load(text), default=str))
+        # By way of JSON, dates and the like become text. Aliases may nest values deeper
+        # than the text is nested, and `parse_json` refuses such a document.
+        document = yaml.safe_load(text)
+        return parse_json(json.dumps(document, default=str))
     except RecursionError:
+        # Aliases nest so deep that Python stops before `parse_json` is called.
         raise ValueError(TOO_DEEP) from None
     except yaml.YAMLError as error:
         raise ValueError(_problem_of_yaml(error)) from None
@@ -789,14 +795,17 @@ def _shallow_loader() -> Any:
 def _count_values(node: Any, counts: dict[int, float]) -> float:
     """Return how many values a node of YAML, or a pair of a mapping, stands for.
 
+    A few aliases of aliases can stand for billions of values, and `parse_yaml` refuses
+    such a document by this count.
+
     Parameters
     ----------
     node : yaml.Node or tuple
         The node, or the nodes of a key and its value.
     counts : dict of int to float
-        The counts so far, by the identity (`id`) of the value of each node. This function
-        adds to it. An alias has the same value as the node that it stands for, so the
-        inside of that node is visited only once.
+        The counts so far, by the identity (`id`) of each node or pair. This function adds
+        to it. PyYAML has one node for a value and all of its aliases, so the inside of
+        that node is visited only once.
 
     Returns
     -------
@@ -804,12 +813,17 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
         The number of values, in which an alias counts as all that it stands for, and each
         list, mapping and pair as one more. It is infinite if the node contains itself.
     """
-    # A mapping has pairs of nodes, a list has nodes, and a scalar has its text. An empty
-    # document is None, which counts as a scalar.
-    children = node if isinstance(node, tuple) else getattr(node, "value", "")
-    if isinstance(children, str):
+    if isinstance(node, tuple):
+        # The nodes of a key and its value.
+        children = node
+    else:
+        # The value of a mapping is a list of pairs, that of a list is a list of nodes, and
+        # that of a scalar is its text. An empty document is None, and counts as a scalar.
+        children = getattr(node, "value", "")
+    is_scalar = isinstance(children, str)
+    if is_scalar:
         return 1
-    key = id(children)
+    key = id(node)
     if key not in counts:
         # A node that is met again while it is being counted contains itself. It then
         # finds this entry, so that its count becomes infinite.

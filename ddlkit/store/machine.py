@@ -33,12 +33,13 @@ def describe() -> dict[str, Any]:
     -------
     dict
         "name", "cpu" (with "model", "cores" and "quota_cores"), "memory_bytes", "os",
-        "kernel", "gpus", "nics" and "nccl_variables". "cores" is the number of cores that
-        this process may use. "quota_cores" is how many of them a container may keep busy,
-        0 if there is no such limit. "nics" are the network adapters with their rates.
-        "nccl_variables" are the environment variables that NCCL and PyTorch's use of NCCL
-        obey, as `own_nccl_variables` returns them. Where there are GPUs, "topology" says
-        how they are connected, as nvidia-smi draws it.
+        "kernel", "gpus", "nics" and "nccl_variables". "name" is made of the hardware, as
+        in "8x-nvidia-h200". "cores" is the number of cores that this process may use.
+        "quota_cores" is how many of them a container may keep busy, 0 if there is no such
+        limit. "nics" are the network adapters with their rates. "nccl_variables" are the
+        environment variables that NCCL and PyTorch's use of NCCL obey, as
+        `own_nccl_variables` returns them. Where there are GPUs, "topology" says how they
+        are connected, as nvidia-smi draws it.
     """
     cpu = {"model": _cpu_model(), "cores": cores(), "quota_cores": _quota_cores()}
     described = {
