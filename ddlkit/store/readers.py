@@ -305,9 +305,10 @@ def read_profile(
     frame, assumptions = _layers(path, needs_forward=forward_s is None)
     if assumed is not None:
         assumed.extend(assumptions)
-    # The command has an option for each of these, so they have an entry, even if None.
+    # Commands have an option for each of these columns. An entry, even None, lets errors of
+    # `choose` advise this option.
     wanted = {"network": network, "batch": batch, "ranks": ranks}
-    # The command has no option for these, so they have no entry unless they are given.
+    # Commands have no option for these, so they have no entry unless they are given.
     without_option = {"device": device, "precision": precision, "threads": threads}
     for key, value in without_option.items():
         if value is not None:
@@ -406,18 +407,14 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     sheet = read_sheet(files.read_text(path), str(path))
     if needs_forward:
         _refuse_without_forward(sheet)
-    # What fills the cells of each column that the file lacks, except for the columns that
-    # follow from others. The network gets the name of the file up to its first dot.
-    cells = {"network": path.name.partition(".")[0] or "unknown", **_ASSUMED_CELLS}
-    # What each column is assumed to be, in words. The columns that follow from others are
-    # described by these others.
-    assumed = {
-        **cells,
-        "layer": "its tensor",
-        "parameters": f"gradient_bytes / {BYTES_PER_PARAMETER}",
+    # The network gets the name of the file up to its first dot.
+    assumed_cells = {
+        "network": path.name.partition(".")[0] or "unknown",
+        **_ASSUMED_CELLS,
     }
-    # The placeholders, for columns that follow from others, are replaced right below.
-    defaults = {**cells, **_PLACEHOLDERS}
+    # What fills the cells of each column that the file lacks. The placeholders are for
+    # "layer" and "parameters", which follow from other columns and are replaced below.
+    defaults = {**assumed_cells, **_PLACEHOLDERS}
     if not needs_forward:
         defaults["forward_s"] = "0"
     # `exact=False` lets a user's file have further columns, which are ignored.
@@ -427,9 +424,15 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
     if "parameters" not in sheet.header:
         # The quotient, rounded up: -(-x // y).
         frame["parameters"] = -(-frame["gradient_bytes"] // BYTES_PER_PARAMETER)
+    # What the values of each column are, in words, if the file lacks it.
+    assumed_in_words = {
+        **assumed_cells,
+        "layer": "its tensor",
+        "parameters": f"gradient_bytes / {BYTES_PER_PARAMETER}",
+    }
     phrases = [
         f"{name} = {value}"
-        for name, value in assumed.items()
+        for name, value in assumed_in_words.items()
         if name not in sheet.header
     ]
     return frame, phrases
@@ -677,9 +680,10 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
-    Times depend on how the values are distributed from which the largest are selected.
-    Only rows with normally distributed values are returned, because gradients are assumed
-    to be so. Raises UserError if there are no such rows.
+    This is the operation that selects the largest of some values. How long it takes depends
+    on the distribution of these values. Only rows with normally distributed values are
+    returned, because gradients are assumed to be so. Raises UserError if there are no such
+    rows.
     """
     import pandas as pd
 

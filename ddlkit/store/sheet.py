@@ -217,6 +217,8 @@ def read_sheet(text: str, file: str) -> Sheet:
         raise UserError(
             f"{file}: is JSON, but a CSV table with a header line is needed here"
         )
+    # Commas and line breaks end cells, so their number tells whether a text has too many
+    # cells to be read.
     check_cells(text, separators=",\n", file=file)
     # `newline=""` keeps line breaks as they are, and `strict` refuses wrong quotes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -361,8 +363,9 @@ class Column:
         # A file may lack a column that has a default, and no other column.
         if self.default is None:
             return "write its value"
-        # Any other default than 0 may stand in for a value that follows from other
-        # columns, so it is no advice.
+        # A default other than 0 may be a placeholder, which the user should not write. For
+        # example, the 1 in the column "parameters" of a user's layer profile is replaced by
+        # a number that follows from the bytes of the gradient.
         value = "0" if self.default == "0" else "its value"
         return f"write {value}, or leave the whole column out"
 
@@ -489,7 +492,7 @@ class Schema:
         Raises
         ------
         UserError
-            For the first mistake that is found.
+            For the first mistake that is found, or if there are more than `MOST_CELLS` cells.
 
         Notes
         -----
@@ -497,6 +500,8 @@ class Schema:
         tell the line of a mistake. Its table is returned only if the text is certainly
         right. Otherwise `frame` reads the text, and says what is wrong if something is.
         """
+        # Commas and line breaks end cells, so their number tells whether a text has too
+        # many cells to be read.
         check_cells(text, separators=",\n", file=file)
         try:
             return self._read_by_pandas(text, is_users_own=not exact)
@@ -514,12 +519,14 @@ class Schema:
         """
         import pandas as pd
 
-        # A quoted name stays in quotes here, so that it is no column of the schema and
-        # `frame` reads the text.
+        # A name within quotes keeps them here, and so is no column of the schema.
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
-        frame = _parsed_by_pandas(text, header, self._pandas_dtypes(header))
+        # This raises KeyError for a name that is no column of the schema. So `frame` reads
+        # all files with further columns.
+        dtypes = self._pandas_dtypes(header)
+        frame = _parsed_by_pandas(text, header, dtypes)
         # If the first row is longer than the header, pandas uses the first cells of all
         # rows as labels.
         has_labels = not isinstance(frame.index, pd.RangeIndex)
@@ -562,8 +569,10 @@ class Schema:
         # Recorded tables repeat each text many times, so only distinct ones are checked.
         checked = values.unique() if column.kind == "str" else values
         rules = column.broken_rules(np.asarray(checked), is_users_own=is_users_own)
-        for is_wrong, _ in rules:
+        for is_wrong, _rule_in_words in rules:
             if is_wrong.any():
+                # The error needs no message: `Schema.read` catches it and lets
+                # `Schema.frame` say which value is wrong.
                 raise ValueError
 
     def frame(self, sheet: Sheet, *, exact: bool = True) -> DataFrame:
@@ -789,7 +798,7 @@ def _parsed_by_pandas(
 
 
 _QUOTED_CELL = re.compile(r'(^|,)"(?:[^"\n]|"")*"(?=,|\r?$)', re.MULTILINE)
-"""A cell within quotes, after the comma or the begin of the line before it."""
+"""A cell within quotes. The first group is the comma before it, "" in the first cell."""
 
 
 def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
@@ -797,12 +806,12 @@ def _has_whole_rows(text: str, rows: int, columns: int) -> bool:
 
     Pandas, which has read the text already, refuses a row that is too long, but fills up
     one that is too short. So a short row leaves the text with too few commas, and no long
-    row makes up for them. Pandas also accepts quotes that the csv module refuses, as in
-    ``"a"b``. The text is therefore trusted only if quotes enclose whole cells, and if it
-    has exactly the commas of a header and full rows outside of quoted cells.
+    row makes up for them. Pandas also accepts wrong quotes, as in ``"a"b``, which
+    `read_sheet` refuses. The text is therefore trusted only if quotes enclose whole cells,
+    and if it has exactly the commas of a header and full rows outside of quoted cells.
     """
-    # The text without its quoted cells, whose commas separate nothing. The comma before
-    # such a cell stays.
+    # The text without its quoted cells, whose commas separate nothing. The first group of
+    # the pattern, the comma before such a cell, stays.
     unquoted = text
     if '"' in text:
         unquoted = _QUOTED_CELL.sub(r"\1", text)

@@ -294,8 +294,8 @@ def _is_recorded(path: Path) -> bool:
     # A recorded table, loose or packed.
     if is_stamped(path):
         return True
-    # `is_pack` goes by the name alone. A folder without packs may have a file of the user
-    # with the name of a pack, or of the file of its stamps.
+    # `is_pack` is true for the name of a pack and for that of the file of its stamps. A user
+    # may have a file of such a name in a folder without packs.
     return is_pack(path.name) and bool(packed(path.parent))
 
 
@@ -564,10 +564,11 @@ def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose table, and the stamp that has their hash.
 
-    Another process may be exchanging the table and its stamp at the same time, and one of
-    these two files can then be newer than the other. So a table without a matching stamp
-    counts as damaged only if its bytes are still the same when they are read again.
-    Raises UserError if the table has no stamp, or counts as damaged.
+    Another process may be exchanging the table and its stamp at the same time. A new stamp
+    is written first and contains the earlier one, so either of the two may be that of the
+    table. The table may also be exchanged after it was read here. So a table without a
+    matching stamp counts as damaged only if its bytes are still the same when they are read
+    again. Raises UserError if the table has no stamp, or counts as damaged.
     """
     # None lets the loop begin, because no bytes are equal to it.
     data_of_last_try = None
@@ -676,13 +677,14 @@ def packed(folder: Path) -> dict[str, Part]:
     UserError
         If the file of stamps is damaged.
     """
-    stamps = folder / STAMPS
-    file_state = _file_state(stamps)
-    # Without a file of stamps, the folder has no packs.
+    # This file has a line for each pack of the folder, and a line with the stamp of each
+    # packed table. Without it, the folder has no packs.
+    stamps_file = folder / STAMPS
+    file_state = _file_state(stamps_file)
     if not file_state:
         return {}
     # With its state as a part of the cache's key, a file that has changed is read again.
-    return _read_index(stamps, *file_state)
+    return _read_stamps_file(stamps_file, *file_state)
 
 
 def refuse_pack(path: Path) -> None:
@@ -740,7 +742,7 @@ def _file_state(path: Path) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _read_index(path: Path, *_file_state: int) -> dict[str, Part]:
+def _read_stamps_file(path: Path, *_file_state: int) -> dict[str, Part]:
     """Return the packed tables in a file of stamps, by their names.
 
     A line of the file is JSON of one of two kinds: the hash of a pack, or the stamp of a
@@ -783,8 +785,9 @@ def _part_of_entry(
         pack=path.parent / entry["pack"],
         pack_sha256=pack_sha256[entry["pack"]],
         stamp=stamp,
-        # An index of an earlier version may lack the hash of the table's text. The stamp's
-        # hash is of the loose file, and is the same if that file was not compressed.
+        # An earlier version of this library left out the hash of the table's text if the
+        # loose file was not compressed. The stamp has the hash of that file, which is the
+        # same then.
         text_sha256=entry.get("text_sha256", stamp["sha256"]),
     )
 
@@ -794,7 +797,8 @@ def _packed_rows(name: str, part: Part) -> DataFrame:
 
     ``name`` is the name of the table, and ``part`` says in which pack its rows are.
     """
-    # All rows of the pack, and for each table where its rows are.
+    # All rows of the pack, and for each table where its rows are. They are cached. With the
+    # state of the file as further arguments, the cache reads a pack again that has changed.
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
@@ -890,16 +894,17 @@ def pack(folder: Path) -> list[Path]:
         # All packed tables by name: those of existing packs, and then the new ones.
         parts = packed(folder)
         packed_now: list[Path] = []
-        # The third item of the key only keeps packs apart that have equal schemas and
-        # headers.
-        for (kind, header, _), tables in _tables_to_pack(folder).items():
+        new_packs = _tables_to_pack(folder)
+        # A pack must not become too large, so tables of one schema and header may go into
+        # several packs, which the number tells apart.
+        for (schema, header, _pack_number), tables in new_packs.items():
             packed_now += tables
-            parts = {**parts, **_write_pack(folder, kind, header, tables)}
+            parts = {**parts, **_write_pack(folder, schema, header, tables)}
         # Without a new pack, the file of stamps stays as it is.
         if packed_now:
             # The new packs are on the disk. They are listed in the file of stamps, and only
             # then do the loose files go.
-            _write_index(folder / STAMPS, parts)
+            _write_stamps_file(folder / STAMPS, parts)
             _remove_replaced(folder)
     return sorted(packed_now)
 
@@ -997,7 +1002,7 @@ def _free_pack_path(folder: Path, kind: str) -> Path:
     return path
 
 
-def _write_index(path: Path, parts: dict[str, Part]) -> None:
+def _write_stamps_file(path: Path, parts: dict[str, Part]) -> None:
     """Write the file of stamps: a line for each pack with its hash, then one for each part.
 
     ``path`` is the file, and ``parts`` are the packed tables by their names. A part is a
