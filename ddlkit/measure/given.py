@@ -586,9 +586,9 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
     torchvision_match = _TORCHVISION.fullmatch(user_model)
     if torchvision_match:
         batch = int(torchvision_match["batch"] or DEFAULT_BATCH)
-        training = known(torchvision_match["name"], batch, device)
-        # The name of the network is left without the prefix "torchvision:".
-        return replace(training, network=torchvision_match["plain_name"])
+        training = known(torchvision_match["with_prefix"], batch, device)
+        # `known` needs the prefix "torchvision:". Tables name the network without it.
+        return replace(training, network=torchvision_match["without_prefix"])
     function = _function_of_user(user_model)
     with errors_of_user_code(user_model):
         result = _call_with_device(function, device)
@@ -596,7 +596,7 @@ def load(user_model: str, device: torch.device, notes: list[str]) -> Training:
 
 
 _TORCHVISION = re.compile(
-    r"(?P<name>torchvision:(?P<plain_name>\w+))(?::(?P<batch>\d{1,9}))?"
+    r"(?P<with_prefix>torchvision:(?P<without_prefix>\w+))(?::(?P<batch>\d{1,9}))?"
 )
 """A network of torchvision and its batch size, as a user gives them for a model."""
 
@@ -625,7 +625,7 @@ def check(user_model: str) -> None:
         # On the device "meta" tensors have no memory. Building shows whether torchvision
         # is there and has such a network.
         with torch.device("meta"):
-            networks.build(torchvision_match["name"])
+            networks.build(torchvision_match["with_prefix"])
         return
     _check_function(_function_of_user(user_model), user_model)
 

@@ -155,12 +155,15 @@ class _HookedIteration:
         phase_numbers = [
             k for k, (event, _) in enumerate(self._events) if event == _PHASE
         ]
-        # The four phase events are the start of the iteration, the start and the end of
-        # the last backward pass, and the end of the iteration.
+        # There are four phase events, however many passes there are: the start of the
+        # iteration, the start and the end of the last backward pass, and the end of the
+        # iteration.
         backward_begin = phase_numbers[1]
         # When each gradient becomes ready, counted from the start of the last backward
-        # pass, and how long the forward pass of each layer takes.
+        # pass.
         ready = self._ready(passed, backward_begin)
+        # How long the forward pass of each layer takes. A layer counts to the one before it
+        # if its first tensor is not in `ready`.
         layers = self._layers(passed, backward_begin, ready)
         return _Shares(layers, ready, whole=float(passed[-1]))
 
@@ -214,12 +217,12 @@ class _HookedIteration:
             # then has all of forward. Its gradient is ready last.
             *_, first_tensor = ready
             tensors = [first_tensor]
-        # The share of a layer ends where the next layer starts, and that of the last layer
-        # where backward begins. What passes before the first layer counts to the first
-        # layer, so the first share begins with forward and not at `starts[0]`. There is
-        # one boundary more than there are tensors. Without any start the two boundaries
-        # enclose all of forward, which is the share of the only tensor.
-        boundaries = passed[[forward_begin, *starts[1:], backward_begin]]
+        # Where the share of each layer begins. The first share begins with forward and not
+        # with the first layer, because it has what passes before this layer, too. It is the
+        # only share if no start was seen.
+        share_begins = [forward_begin, *starts[1:]]
+        # Each share ends where the next one begins, and the last one where backward begins.
+        boundaries = passed[[*share_begins, backward_begin]]
         layers = dict.fromkeys(tensors, 0.0)
         # A layer that is used several times has the sum of its shares.
         for tensor, share in zip(tensors, np.diff(boundaries), strict=True):
@@ -230,8 +233,8 @@ class _HookedIteration:
         """Return the number of the event at which the last forward pass begins.
 
         ``backward_begin`` is the number of the event at which the last backward pass
-        begins. The forward pass begins at the last event before that is no start of a
-        layer. This event is the last gradient of an earlier backward pass or, if there is
+        begins. The forward pass begins at the last event that precedes this one and is not
+        the start of a layer: the last gradient of an earlier backward pass or, if there is
         no such pass, the start of the iteration.
         """
         event_numbers = range(backward_begin)
@@ -279,10 +282,12 @@ class _Order:
         # Only the order of the gradients is needed here.
         ready = list(flop_shares.ready)
         if me:
-            # Ranks compare their spans one by one, so all take the order of rank 0.
-            names = [*training.trained()]
-            first_tensors = _as_rank_0(first_tensors, names)
-            ready = _as_rank_0(ready, names)
+            # Ranks compare their times tensor by tensor, so all take the order of rank 0.
+            # They can send numbers only, which are positions in a list of all names. The
+            # list is equal on all ranks.
+            all_names = [*training.trained()]
+            first_tensors = _as_rank_0(first_tensors, all_names)
+            ready = _as_rank_0(ready, all_names)
         # A model may choose its layers at random, so that a rank may lack a layer that
         # rank 0 has. Such a layer has 0 FLOPs here.
         flops = [flop_shares.layers.get(tensor, 0.0) for tensor in first_tensors]
@@ -294,9 +299,11 @@ class _Order:
         The first s spans are the forward passes of the layers, in the order of
         ``first_tensors``. Each of the next n spans ends when a gradient becomes ready, in the
         order of ``ready``. The first of these n spans begins with the last backward pass,
-        and each later one where the span before it ends. The last span of all is the whole
+        and each later one where the span before it ends. An iteration that accumulates
+        several batches has several backward passes. The last span of all is the whole
         iteration.
         """
+        # `times.ready` counts from the start of the last backward pass.
         times = iteration.read()
         # A layer or gradient that this iteration did not have counts 0.
         layers_s = [times.layers.get(tensor, 0.0) for tensor in self.first_tensors]
@@ -496,7 +503,9 @@ def profile_training(
 
     Notes
     -----
-    Times are medians over the repeats. Those of the tensors are scaled such that
+    Hooks on layers and gradients note when each layer starts and when each gradient is
+    ready, and slow an iteration down. So iterations with and without hooks are run in
+    turn. Times are medians over the repeats. Those of the tensors are scaled such that
     forward and backward add up to the iterations without hooks. With several batches or
     backward passes in an iteration, forward is all that precedes the last backward
     pass.
@@ -507,11 +516,12 @@ def profile_training(
     # In which order layers start and gradients become ready, as the spans below have it.
     order = _Order.of_first_iteration(training, me)
     measured = _measure_undisturbed(training, budget or Budget(), me)
-    # Shape (repeats, 3). The differences of the four marks of an iteration are its
-    # forward, backward and update.
+    # Shape (repeats, 3). The differences of the four marks of an iteration without hooks
+    # are its forward, backward and update. Each ends when the slowest rank has ended it.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
-    # A row for each repeat. The last column is the whole iteration. The others are spans
-    # of layers and gradients.
+    # A row for each repeat. The last column is the whole iteration, and its slowest rank
+    # counts. The others are spans of layers and gradients, which follow one another. Each
+    # span ends when the slowest rank has ended it, as the phases do.
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     hooked_iterations = hooked[:, -1]
     spans = _spans_to_slowest_end(hooked[:, :-1], slowest)
@@ -574,6 +584,7 @@ def _profile(
         layer=tuple(_layer_of(tensor) for tensor in tensors),
         parameters=np.array([parameters[tensor].numel() for tensor in tensors]),
         gradient_bytes=np.array([parameters[tensor].nbytes for tensor in tensors]),
+        # The first tensor of a layer has all of the layer's time and FLOPs.
         forward_s=order.by_tensor(layers_s),
         backward_s=backward_in_forward_order_s,
         flops=order.by_tensor(order.flops),
@@ -675,9 +686,9 @@ def _measure_undisturbed(
     """Return a measurement, if possible one that nothing else on the machine disturbed.
 
     A disturbed measurement is repeated twice at most. The third one is returned in any
-    case. On a GPU nothing is repeated: nobody else uses the GPU, table ``vitals`` has
-    what the host of a virtual machine took of the processor, and time on a GPU is
-    expensive. ``me`` is None if this process profiles alone.
+    case. On a GPU nothing is repeated, because nobody else uses the GPU and its time is
+    expensive. What the host of a virtual machine took of the processor meanwhile can be
+    read later in table ``vitals``. ``me`` is None if this process profiles alone.
     """
     retries = Retries(
         most=0 if training.device.type == "cuda" else 2, say=me.say if me else say
