@@ -40,7 +40,9 @@ from ddlkit.store import machine
 MEETING_OF_MANY_S = 60.0
 """Seconds after which more than two ranks of one machine will never meet."""
 LAYERS_S = 300.0
-"""Seconds that layers on several ranks are expected to take at most."""
+"""The least duration that the time limit of layers on several ranks is made from, in seconds.
+
+It takes the place of a shorter estimate. It was chosen, and not measured."""
 IN_LAB_S = 900.0
 """Seconds that ranks in a lab may always take, however little was expected."""
 PATIENCE = 3.0
@@ -303,8 +305,9 @@ def _refuse_arguments_of_layers(
 
     ``networks`` are names and batch sizes, and ``ranks`` are numbers of ranks.
     """
-    # Several ranks always compute in fp32. A list of several precisions would seem to be
-    # measured, and is refused. A single one is ignored, because the default is one, too.
+    # With numbers of ranks, everything is computed in fp32. Several precisions are surely
+    # meant to be measured, so they are refused. A single precision is ignored without an
+    # error, because the default is also a single one. So even "bf16" alone is ignored.
     if ranks and len(precisions) > 1:
         raise UserError(
             "layers: leave out either the precisions or the numbers of ranks, because several "
@@ -364,10 +367,10 @@ def layers(
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
             members = Ranks.of(count, here.device)
-            # `Ranks.run` ends the ranks after a multiple of this duration. All of them
-            # share the cores, so they may take much longer than one rank.
-            expected_s = max(LAYERS_S, estimate_s)
-            measure = partial(members.run, layer_times.layers_job, settings, expected_s)
+            # `Ranks.run` ends the ranks after a multiple of this duration. It is generous,
+            # because ranks that share the cores may take much longer than one rank.
+            generous_s = max(LAYERS_S, estimate_s)
+            measure = partial(members.run, layer_times.layers_job, settings, generous_s)
         else:
             # One rank has all cores. If no number of ranks is given, torch chooses.
             threads = machine.cores() if count else None
@@ -384,8 +387,9 @@ def layers(
         key = f"{name}-b{batch}-{suffix}"
         tables = ["layers", "samples"]
         point = Point("layers", key, measure, estimate_s, tables)
-        # `offer` returns the point, or a refusal if the machine lacks what it needs. A
-        # network that is measured alone, for which `count` is 0, needs what one rank needs.
+        # If the machine lacks what the point needs, `offer` returns a point in its place
+        # whose measurement only raises `Unavailable`. A network that is measured alone, for
+        # which `count` is 0, needs what one rank needs.
         yield needs.LAYERS.offer(point, here.on_gpu, max(1, count), network=name)
 
 
@@ -477,21 +481,24 @@ def collectives(
         tries=tries,
         apart_s=apart,
     )
+    # For each table the `Ranks` that measure it, which know their number and their link.
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
         path = table_path(here.out, "collectives", name)
         # Returns which sizes the table lacks, as an earlier session may have been
-        # interrupted after some of them. It is called when the point is measured.
+        # interrupted after some of them.
         to_measure = partial(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
+        # The session asks `left` whether the point is done. `run` asks the same function
+        # what to measure.
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
-        # The point is done when `to_measure` returns nothing.
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
         # of `_LINKS` needs one device only.
         ranks_with_gpus = 1 if link else members.count
-        # `offer` returns the point, or a refusal if the machine lacks what it needs.
+        # If the machine lacks what the point needs, `offer` returns a point in its place
+        # whose measurement only raises `Unavailable`.
         yield needs.COLLECTIVES.offer(point, here.on_gpu, ranks_with_gpus, in_lab)
 
 
@@ -617,17 +624,20 @@ def slowdowns(
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
     ):
-        estimate_s = needs.SLOWDOWNS.seconds(budget) * _ranks_per_core(here, count)
+        estimate_s = needs.SLOWDOWNS.seconds(budget)
+        # More ranks than cores take turns, and everything then takes longer.
+        estimate_s *= _longer_on_shared_cores(here, count)
         members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
-        # `offer` returns the point, or a refusal if the machine lacks what it needs.
+        # If the machine lacks what the point needs, `offer` returns a point in its place
+        # whose measurement only raises `Unavailable`.
         yield needs.SLOWDOWNS.offer(
             point, here.on_gpu, count, in_lab=bool(bits_per_s), network=name
         )
 
 
-def _ranks_per_core(here: Here, count: int) -> float:
+def _longer_on_shared_cores(here: Here, count: int) -> float:
     """Return the factor by which ``count`` ranks compute longer because they share cores.
 
     On processors, more ranks than cores take turns. The result is at least 1, and 1 on GPUs.
@@ -825,7 +835,8 @@ def training_point(
         training.training_job.tables,
         predicted=predicted,
     )
-    # `offer` returns the point, or a refusal if the machine lacks what it needs.
+    # If the machine lacks what the point needs, `offer` returns a point in its place whose
+    # measurement only raises `Unavailable`.
     return needs.TRAININGS.offer(
         point,
         here.on_gpu,
@@ -842,9 +853,12 @@ def _train(
 ) -> Tables:
     """Make the settings, run the job that trains, and return its tables.
 
-    ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
+    A point calls this when it is measured. The settings are made only then, because they
+    may depend on tables that other points leave. ``members`` are the ranks, which are
+    expected to take ``estimate_s`` seconds.
     """
-    return members.run(training.training_job, make_settings(), estimate_s)
+    settings = make_settings()
+    return members.run(training.training_job, settings, estimate_s)
 
 
 def training_by_own_rule(
@@ -894,7 +908,8 @@ def training_by_own_rule(
         iterations=iterations,
         accumulate=accumulate,
     )
-    estimate_s *= _ranks_per_core(here, case.members.count)
+    # More ranks than cores take turns, and the iterations then take longer.
+    estimate_s *= _longer_on_shared_cores(here, case.members.count)
     return training_point(here, case, key, make_settings, estimate_s)
 
 
@@ -1006,10 +1021,11 @@ def points(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
     # 0 ranks stand for the default numbers of ranks, and the rate 0 for no lab. The function
-    # `collectives` takes an empty list instead of each.
+    # `collectives` is told so by an empty list.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # `slowdowns` and `trainings` take the default numbers of ranks and the rate 0 themselves.
+    # The lists for `slowdowns` and `trainings` have the default numbers of ranks and the
+    # rate 0 instead.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)
