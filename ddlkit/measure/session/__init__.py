@@ -359,7 +359,7 @@ class Point:
         return table_path(out / self.folder, schema, self.name)
 
     def done(self, out: Path) -> bool:
-        """Return whether this version of the library has measured the point.
+        """Return whether the point is measured already, and need not be measured again.
 
         Parameters
         ----------
@@ -377,7 +377,9 @@ class Point:
         UserError
             If a table is damaged.
         """
-        # A table that grows may exist, and still lack rows. Only the point itself knows.
+        # A table that grows may exist, and still lack rows. Only the point itself knows. The
+        # table's version is not asked for here. If it is another one, new rows are refused
+        # when they are saved.
         if self.left is not None:
             nothing_left = not self.left()
             return nothing_left

@@ -190,7 +190,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     # it is makes no difference to the listing. Points get the absolute path of the
     # directory, as in `run_session`. Below, the listing names ``out`` as the user gave it.
     sections = make(out=out.resolve(), session=1)
-    # The body is listed first, although a session measures the opening points before it.
+    # Opening and closing points are those that a session measures before and after all
+    # others, the body. They serve the body, and are both listed behind it.
     points = [*sections.body, *sections.opening, *sections.closing]
     missing = [point for point in points if not point.done(out)]
     if not missing:
@@ -264,6 +265,8 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left to do or time is up."""
         if not self.isolate:
+            # Outcomes are saved only if points are isolated, so none is put right after an
+            # interrupt.
             self.measure_all(self.worker_here)
             return
         child = _IsolatedWorker(self)
@@ -274,10 +277,11 @@ class _Session:
             try:
                 self.measure_all(child)
             finally:
+                # None if the last point has ended in the normal way.
                 row = self.row_before_start
                 if row:
-                    # An interrupt has ended the session while a point ran. That is no
-                    # fault of the point, so the point counts as not reached.
+                    # An interrupt has ended the session while the point ran. That is no fault
+                    # of the point, so the point counts as not reached.
                     self.rows[row.key] = row
                 self._save()
 
@@ -309,6 +313,8 @@ class _Session:
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
                 any_begun = True
+        # The report may advise a larger budget, which includes the time for the closing
+        # points. It raises the last two of the errors above.
         self._report(reserved_s)
 
     def _measure_in_time(
@@ -358,7 +364,8 @@ class _Session:
         # Opening and closing points only serve the points of the body. A point that this
         # machine can only refuse, such as one for two GPUs where there is one, is expected
         # to take 0 s. If all pending points are such, nothing is measured, so nothing needs
-        # to be measured before or after.
+        # to be measured before or after. A point whose table is damaged has failed and is not
+        # pending, because it is not measured either.
         pending = [row for row in body if row.outcome == sessions.PENDING]
         if not any(row.estimate_s > 0 for row in pending):
             opening = []
@@ -367,6 +374,7 @@ class _Session:
         for row in (*opening, *body, *closing):
             self.rows[row.key] = _with_earlier_outcome(row, earlier.get(row.key))
         self._save()
+        # Points whose table is damaged are missing, too: the user has to be told of them.
         missing = [row for row in body if row.outcome not in HAVE_TABLES]
         present = [row.key for row in body if row.outcome in HAVE_TABLES]
         if present:
@@ -492,7 +500,9 @@ class _Session:
         if not estimates_s:
             return ""
         # The same budget again is of no use for a point that is longer than the budget. The
-        # advised budget has `RESERVE` times its expected duration, as for closing points.
+        # advised budget has `RESERVE` times its expected duration, because a point may take
+        # longer than expected. So has `reserved_s`, for the points that are measured after
+        # all others.
         enough_s = math.ceil(RESERVE * max(estimates_s) + reserved_s)
         if self.budget_s < enough_s:
             return (
@@ -527,7 +537,7 @@ def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
     if earlier_row is None:
         return row
     if row.outcome in HAVE_TABLES and earlier_row.outcome in HAVE_TABLES:
-        # The expected duration is that of the point as this session makes it.
+        # The settings of this session may give the point another expected duration.
         return replace(earlier_row, estimate_s=row.estimate_s)
     return row
 
@@ -561,7 +571,8 @@ class _Worker:
         """Make the points, and return their rows.
 
         A row is pending if a table of its point is missing. Otherwise the point is
-        measured, or failed if a table is damaged.
+        measured, or failed if a table is damaged. Opening and closing points are those that
+        are measured before and after all others, the body.
         """
         made = self.make(out=self.out, session=self.session_number)
         points = [*made.body, *made.opening, *made.closing]
@@ -597,7 +608,9 @@ class _IsolatedWorker:
     def make_rows(self) -> _Sections:
         """Start a child that makes the points, and return the rows of these points.
 
-        The session calls this once, and `measure` after the death of a child.
+        The session calls this once, and `measure` after the death of a child. The rows of
+        opening and closing points, which are measured before and after all others, are
+        lists of their own.
 
         Raises
         ------
@@ -606,7 +619,9 @@ class _IsolatedWorker:
         """
         self._start()
         # The child gets the worker of this process as its own, and answers with the rows
-        # or, after a mistake of the user, with the text of the error.
+        # or, after a mistake of the user, with the text of the error. If it does not answer
+        # in time, the error is "nothing is measured: did not go on within ... before its
+        # first point".
         try:
             answer = self._ask(
                 self._session.worker_here, allowed_s=START_S, failure="did not go on"
@@ -717,6 +732,8 @@ class _IsolatedWorker:
         # None while the child runs. It is asked as well, because children of a child that
         # has died may still hold the pipe open.
         while not self._pipe.poll(POLL_S) and child.poll() is None:
+            # Tables of earlier points are put into the archive now if that was not due when
+            # these points ended. The present point may take long.
             self._session.pack_if_due()
             if time.monotonic() > overtime_ends_s:
                 reason = "still ran when the budget was over"
@@ -784,11 +801,12 @@ def _gpu_is_usable() -> bool:
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
-        return True  # no point has used CUDA
+        return True  # nothing that this process has measured used CUDA
     try:
         # After a fault this raises a RuntimeError.
         torch.cuda.synchronize()
-        # Memory that nothing refers to any more is given back to the GPU.
+        # This is no test. It gives memory back to the GPU that nothing refers to any more,
+        # and that other processes could not use otherwise.
         torch.cuda.empty_cache()
         # A failed capture may have spoilt the generator of random numbers, even if the
         # default stream was set again since then. Drawing a number then raises a
@@ -945,7 +963,8 @@ def restore(out: Path, file: Path) -> None:
             f"{file}: no whole archive ({error}): name another file"
         ) from error
     # If the directory was left as it is, each table of the archive must be in it,
-    # because the next pack overwrites the archive. Stamps end in .json.
+    # because the next pack overwrites the archive. Tables are called x.csv or x.csv.gz, and
+    # their stamps x.json.
     packed_tables = [path for path in members if ".csv" in path.name]
     lost = [path for path in packed_tables if not store.has_table(out.parent / path)]
     if lost:
