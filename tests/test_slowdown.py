@@ -129,7 +129,7 @@ def test_training_does_not_wait_for_the_posts_of_a_gpus_messages(
 
     monkeypatch.setattr(torch.distributed, "all_reduce", post)
     me = Rank(0, 2, 0, torch.device("cpu"), "nccl", 1)
-    sending = slowdown._Sending(me, torch.zeros(4), count=5, in_thread=True)
+    sending = slowdown._Sending(me, torch.zeros(4), count=5, while_training=True)
     assert not sending.done()
     may_post.set()
     assert wait_for(sending.done)

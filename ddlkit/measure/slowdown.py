@@ -238,10 +238,12 @@ class _TrainingAndMessages:
             send_nothing(ddp)
             self._warm_up(ddp)
         # Seconds of an iteration without messages, the sum of its phases, of the slowest
-        # rank. `slowest` takes and returns an array, here of one number.
+        # rank. DDP does nothing in this iteration, not even fill its bucket. `slowest` takes
+        # and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
-        # Each size gets a buffer, and as many messages as last longer than an iteration.
+        # Each size gets a buffer, and so many messages that some are under way during the
+        # whole iteration: they last `LASTING` times as long.
         for size in sizes:
             # An element of float32 has 4 bytes.
             buffer = torch.zeros(size // 4, device=me.device)
@@ -371,8 +373,8 @@ class _TrainingAndMessages:
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
         sending = _Sending(self.me, buffer, count)
-        # Training itself sends nothing here, so each rank may train for another number of
-        # iterations.
+        # `_iterate` trains in DDP, but has it send nothing. No rank then waits for another in
+        # an iteration, so each may train for another number of iterations.
         iterations: list[Marks] = []
         while not iterations or not sending.done():
             marks = Marks(self.me.device)
@@ -411,7 +413,7 @@ class _Sending:
         What is sent.
     count : int
         How many times the buffer is sent.
-    in_thread : bool or None, optional
+    while_training : bool or None, optional
         Whether the messages are posted while this process trains. Otherwise the
         constructor waits until all are posted. By default it waits unless on CUDA.
     """
@@ -421,7 +423,7 @@ class _Sending:
         me: Rank,
         buffer: torch.Tensor,
         count: int,
-        in_thread: bool | None = None,
+        while_training: bool | None = None,
     ) -> None:
         self._device = me.device
         # Two marks: when the first message is posted, and when the last one has arrived.
@@ -431,13 +433,15 @@ class _Sending:
         # which `_mark_end` sets, says when its callback has added the second mark.
         self._end_marked: Any = None
         self._failure: Exception | None = None
-        if in_thread is None:
-            in_thread = me.device.type == "cuda"
+        if while_training is None:
+            while_training = me.device.type == "cuda"
+        # A thread posts the messages in any case. If they are not to be posted while this
+        # process trains, this waits for the thread.
         self._poster = threading.Thread(target=self._post, args=(buffer, count))
         # As a daemon, a thread whose post hangs does not keep the process from ending.
         self._poster.daemon = True
         self._poster.start()
-        if not in_thread:
+        if not while_training:
             self._poster.join()
 
     def _post(self, buffer: torch.Tensor, count: int) -> None:

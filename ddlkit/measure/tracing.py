@@ -198,8 +198,10 @@ def trace_iterations(
 def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
     """Write the trace of this rank as rankN.json.gz, if all ranks can write theirs.
 
-    All ranks call this function together. If one fails, every rank raises an exception,
-    and no file appears.
+    All ranks call this function together. If the file of one cannot be written, every rank
+    raises an exception, and no file appears. A rank that cannot make the directory raises
+    by itself, before the ranks exchange whether they could write. Traces that an earlier
+    recording on more ranks left are removed at the end.
     """
     name = f"rank{me.rank}.json"
     directory.mkdir(parents=True, exist_ok=True)
@@ -221,10 +223,10 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
         if not all_written:
             raise UserError(f"{directory}: another rank could not write its trace")
         replace(packed, directory / packed.name)
-    _remove_traces_of_others(directory, me)
+    _remove_traces_of_absent_ranks(directory, me)
 
 
-def _remove_traces_of_others(directory: Path, me: Rank) -> None:
+def _remove_traces_of_absent_ranks(directory: Path, me: Rank) -> None:
     """Remove traces of ranks that this recording does not have.
 
     An earlier recording on more ranks has left them. Rank 0 removes them for all.
