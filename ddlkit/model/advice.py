@@ -241,7 +241,7 @@ class Advice:
     def _share(self, option: Option) -> float:
         """Return the predicted gain of an option over the default, as a share."""
         share = 1 - option.seconds / self.options[DEFAULT].seconds
-        return float(_rounding_to_zero(share))
+        return float(_without_rounding_errors(share))
 
     def gain(
         self, option: Option, rounds: int = 0, iterations_per_round: int = 1
@@ -271,7 +271,9 @@ class Advice:
         default = self.options[DEFAULT]
         # ``long_run_s`` has random draws of the mean of many iterations, and draw b of both
         # options has the same cost and contention. So each draw gives a gain.
-        gain_draws = _rounding_to_zero(1 - option.long_run_s / default.long_run_s)
+        gain_draws = _without_rounding_errors(
+            1 - option.long_run_s / default.long_run_s
+        )
         # The default is not compared with itself, so its gain of 0 has no error.
         if rounds and option is not default:
             gain_draws = gain_draws + self._measurement_error(
@@ -354,17 +356,20 @@ class Advice:
         iteration = self.options[DEFAULT].iteration
         predicted = iteration.prediction
         n_messages = len(iteration.plan.ends)
+        # The times of all messages, without contention. Messages that compute hides count, too,
+        # so that the causes do not add up to the iteration.
+        communication_s = predicted.communication_s
         # Not every form of cost has a parameter for the start-up. The cost of one byte
         # is nearly the start-up, because a byte takes hardly any time of the link.
         startup_s = float(self.communication.cost(np.array([1.0]))[0])
         # Start-ups are a part of communication, so they cannot take longer.
-        startups_s = min(predicted.communication_s, startup_s * n_messages)
+        startups_s = min(communication_s, startup_s * n_messages)
         # The iteration without contention.
         unslowed_link = replace(iteration.link, slowdown=0.0, message_slowdown=0.0)
         unslowed = replace(iteration, link=unslowed_link).prediction
         return {
             "start-ups": startups_s,
-            "bandwidth": predicted.communication_s - startups_s,
+            "bandwidth": communication_s - startups_s,
             # Slowdowns only lengthen an iteration, so a difference below 0 counts as none.
             "contention": max(0.0, predicted.iteration_s - unslowed.iteration_s),
         }
@@ -405,7 +410,8 @@ class Advice:
             "no communication at all": 1 - work.compute_s / default_s,
         }
         return {
-            remedy: float(_rounding_to_zero(gain)) for remedy, gain in gains.items()
+            remedy: float(_without_rounding_errors(gain))
+            for remedy, gain in gains.items()
         }
 
     def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
@@ -460,14 +466,15 @@ class Advice:
         -------
         dict
             The advice, which is the name of a plan or "keep the default", the best
-            option with its gain, what limits the default, what else would help, and the
-            gains of all options. All gains but that of the trial are gains in the long
-            run.
+            option with its gain, what limits the default, what else would help, the size
+            of messages to measure next, and the gains of all options. All gains but that
+            of the trial are gains in the long run.
         """
         best = self.ranked[0]
         gains_of_plans = {
             option.name: _predicted(self.gain(option)) for option in self.ranked
         }
+        # Its entries are the gain, its interval, and the probability of a slower iteration.
         gain_of_best = gains_of_plans[best.name]
         # The interval of the gain in the long run decides what to advise.
         least_gain, _ = gain_of_best["predicted_gain_interval"]
@@ -480,6 +487,7 @@ class Advice:
             "default_plan": self._summary_of_default(),
             "best_plan": best.summary(),
             "limited_by": limit,
+            # Some remedies change how many samples an iteration has.
             "time_per_sample_shorter_by": self.remedies(),
             "measure_next_bytes": self.measure_next(),
             "gains_of_plans": gains_of_plans,
@@ -505,10 +513,13 @@ class Advice:
 def _relative_deviation(option: Option) -> float:
     """Return the standard deviation of single iterations, relative to the mean of many.
 
-    Slow changes of compute are left out, because iterations are compared with others that
-    follow at once and share these changes.
+    The single iterations are ``option.paired_s``, without the slow changes of compute.
+    Iterations of two plans that are compared follow each other at once, and share these
+    changes.
     """
-    # Draw b of both times has the same cost, so only the noise of one iteration is left.
+    # Draw b of the first array is a single iteration, and draw b of the second one is the
+    # mean of many. Messages cost the same in both, so only the noise of one iteration is
+    # left.
     relative = option.paired_s / option.long_run_s
     # The quantiles one standard deviation below and above the mean of normal noise are two
     # deviations apart.
@@ -525,10 +536,11 @@ def _predicted(gain: Gain) -> dict[str, Any]:
     }
 
 
-def _rounding_to_zero(gain: Any) -> Any:
+def _without_rounding_errors(gain: Any) -> Any:
     """Return a gain, or an array of gains, in which 0 replaces mere rounding errors.
 
-    The result is an array, of no dimensions for a single gain.
+    A plan that is as fast as the default would otherwise gain or lose by rounding. Other
+    values are not changed. The result is an array, of no dimensions for a single gain.
     """
     return np.where(np.abs(gain) < ROUNDING, 0.0, gain)
 
@@ -549,11 +561,12 @@ def _option(
     scatter : ndarray, shape (n,)
         The times of successive iterations of one worker, each divided by their median.
     """
-    # Compute changes slowly, so plans that are measured in turn share most of the
-    # change. Only the differences between successive iterations remain. A difference of
-    # two independent times scatters more than one time, by the square root of two, by
-    # which it is divided. The scatter of steady compute is a single 1, so it has no
-    # differences. Two times have a single difference, which shows no scatter.
+    # Iterations of two plans that are measured in turn follow each other at once. Compute
+    # changes slowly, so both share most of the change. For their comparison, only the
+    # differences between successive iterations count. A difference of two independent times
+    # scatters more than one time, by the square root of two, by which it is divided. The
+    # scatter of steady compute is a single 1, so it has no differences. Two times have a
+    # single difference, which shows no scatter.
     if len(scatter) > 2:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:
@@ -638,7 +651,8 @@ def trial_result(measured: Gain) -> str:
     str
         A clause without a full stop, as in "no difference could be measured".
     """
-    lower, upper = measured.interval
+    _, upper = measured.interval
+    # The whole interval lies above zero, and has gains that are worth a change.
     if is_supported(measured):
         return GAIN_WAS_MEASURED
     # The whole interval lies below zero.
@@ -647,10 +661,12 @@ def trial_result(measured: Gain) -> str:
     # The gain itself is zero or a loss, and no gain in its interval is worth a change.
     if upper < WORTH and measured.share <= 0:
         return "no gain was measured"
-    # A gain was measured, but surely it is not worth a change.
+    # A gain was measured, but no gain in its interval is worth a change, even if the whole
+    # interval lies above zero.
     if upper < WORTH:
         return f"the measured gain is below {WORTH:.0%}"
-    # The interval contains zero and gains that are worth a change.
+    # The interval has gains that are worth a change. It also contains zero, because the
+    # plan is not supported.
     return "no difference could be measured"
 
 
