@@ -31,8 +31,8 @@ from ddlkit.model.contention import SLOWDOWN_KEY, Contention
 UNFITTED = "alpha_beta:wire"
 """The name of a line that is not fitted to the times of all messages.
 
-Its start-up is the time of the smallest message. Its slope is the rate of the link,
-less the share of the rate that framing takes.
+Its start-up is the time of the smallest message. Its slope is how long a byte of a message
+occupies the link at its rate, less the share of the rate that framing takes.
 """
 
 STOLEN_LIMIT = 0.02
@@ -423,9 +423,10 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
 def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
     """Return the cost of the name `UNFITTED`, a line that is not fitted to all messages.
 
-    Its start-up is the median time of the smallest messages. Its slope is the time of a byte
-    at the rate of the link, less the share of the rate that headers of packets take. ``rows``
-    are of one collective on one link.
+    Predictions with it are compared with those of fitted costs. Its start-up is the median
+    time of the smallest messages. Its slope is how long a byte of a message occupies the link
+    at its rate. This allows for headers of packets, and for how many bytes the collective
+    sends for each byte of its message. ``rows`` are of one collective on one link.
     """
     # All rows are of one link, so that the first row has its name and its rate.
     kind = _message_kind(rows)
@@ -513,8 +514,10 @@ def software_at_once(samples: pd.DataFrame) -> float:
     Notes
     -----
     The speed-up of several messages in flight over one at a time shows how much of the
-    software runs in parallel. The result is the median speed-up over sizes, for the
-    number of messages in flight with the largest median.
+    software runs in parallel. The times also contain time of the link, which is not
+    subtracted. The result is the median speed-up over sizes, for the number of messages in
+    flight with the largest median: too few of them would not use the processor as well as
+    possible.
     """
     # One row for each size, one column for each number of messages in flight. The times
     # are means per message, also with several in flight.
@@ -657,9 +660,10 @@ class Noise:
         sizes = medians_s.columns.to_numpy(float)
         drift, degrees = _measured_drift(sizes, np.log(medians_s.to_numpy()))
         if rows["session"].nunique() == 1:
-            # Halves of one session differ less than sessions do. The usual deviation between
-            # sessions is added. It is independent of that between halves, so that the squares
-            # of both add up.
+            # Here the drift is that between the halves of the session, which take the place of
+            # sessions in `medians_s`. Halves differ less than sessions do, so the usual
+            # deviation between sessions is added. It is independent of that between halves, so
+            # that the squares of both add up.
             prior = np.interp(np.log(sizes), np.log(PRIOR_BYTES), PRIOR_DRIFT)
             drift = np.hypot(drift, prior)
             degrees = np.full(len(sizes), PRIOR_DEGREES)
@@ -796,9 +800,9 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     -------
     drift : ndarray, shape (s,)
         The standard deviation, for each size, of the logarithm of the median of a new
-        session from the mean of the measured sessions. A size that fewer than two
-        sessions have takes the drift of neighbouring sizes. If these have none either,
-        the size takes the average drift of all sizes.
+        session from the mean of the measured sessions. It is averaged over the size and its
+        neighbours, without sizes that fewer than two sessions have. If none of these is
+        left, the size takes the average drift of all sizes.
     degrees : ndarray, shape (s,)
         The degrees of freedom behind each standard deviation.
     """
@@ -818,9 +822,9 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     # n sessions of a size give n - 1 degrees of freedom.
     size_degrees = np.maximum(0, n_sessions - 1)
 
-    # A few sessions say little about one size alone, so the variances of neighbouring
-    # sizes are averaged, and their degrees of freedom add up. In row i, the matrix (s, s)
-    # has the neighbours of size i that several sessions have.
+    # A few sessions say little about one size alone, so its variance is averaged with those
+    # of neighbouring sizes, and their degrees of freedom add up. In row i, the matrix (s, s)
+    # has the neighbours of size i, itself included, that several sessions have.
     is_neighbour = _neighbours(sizes) & in_several
     has_neighbours = is_neighbour.any(axis=1)
     local_variance = _mean_of_chosen(is_neighbour, variance)

@@ -246,13 +246,16 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         messages during compute over their time alone.
     """
     # The mean time of each quantity in each round. The quantities are "backward", which
-    # is the compute, and "message". The column "repeat" has the round, and "beside" says
-    # what went on at the same time. With values of the first two columns,
-    # `seconds[quantity, beside]` has an index of the other three.
+    # is the compute, and "message". The column "beside" says what went on at the same time.
+    # With values of these two columns, `seconds[quantity, beside]` has an index of the other
+    # three: the size of a message, the number of messages, and the round.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
-    # Compute that was timed alone has no size of messages, so only the round is left.
+    # Compute that was timed alone has neither a size nor a number of messages, so only the
+    # round is left.
     compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
+    # Tables with a row for each size and a column for each round. The number of messages,
+    # which follows from the size, is left out.
     compute_during_messages = _by_size_and_round(seconds["backward", MESSAGES])
     message_during_compute = _by_size_and_round(seconds["message", COMPUTE])
     message_alone = _by_size_and_round(seconds["message", NOTHING])
