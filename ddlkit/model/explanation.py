@@ -291,7 +291,9 @@ def explain(
     traces = [rank_trace(read_trace(path)) for path in paths]
     if len(traces) == 1:
         return bounds(traces[0], iterations)
-    # The start-up of a message, 0 if it is not known.
+    # The start-up of a message, 0 if it is not known. From it follows what messages that
+    # were under way together would have taken alone, because they share the link but not
+    # their start-ups.
     startup_s = 0.0
     if reference is not None:
         # A fitted line can have a start-up below 0.
@@ -376,18 +378,20 @@ class Comparison:
         return gains_s
 
     def interval_s(self, gains_s: Floats) -> tuple[float, float]:
-        """Return the bootstrap interval of the median gain, in seconds.
+        """Return the bootstrap interval of the median gain, of nominal coverage `LEVEL`.
 
-        ``gains_s`` is what each judged iteration gains, shape (J,), or what it gains in
-        each of the bootstrap samples, shape (SAMPLES, J). The interval is for the median of
-        many iterations like these. The median of a few further iterations scatters more.
+        ``gains_s`` is what each judged iteration gains in seconds, shape (J,), or what it gains
+        in each of the bootstrap samples, shape (SAMPLES, J). The ends are also in seconds. The
+        interval is for the median of many iterations like these. The median of a few further
+        iterations scatters more.
         """
         # If all samples have the same gains, these are repeated for each sample.
         gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
         # Each row has the gains of the iterations that are in one bootstrap sample.
         drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
         medians_s = np.median(drawn_s, axis=1)
-        # Which share of the samples lies beyond each end.
+        # Which share of the samples lies beyond each end. The share is smaller for fewer
+        # iterations, whose samples scatter too little.
         tail = share_beyond(len(self.measured_s))
         lower_s, upper_s = np.quantile(medians_s, [tail, 1 - tail])
         return _zero_if_negligible(lower_s), _zero_if_negligible(upper_s)
@@ -557,6 +561,8 @@ def explanation(
             compared = Comparison.of(training, judged)
         # None if no cost can be fitted to the messages.
         costs = _costs_of_traced_messages(training, compared)
+    # `costs` also has the fits to bootstrap samples, which intervals need. Most functions
+    # need the cost alone.
     cost = costs.cost if costs else None
 
     schedule = training.schedule
@@ -604,9 +610,12 @@ def _causes_of_all_ranks(
     cost = costs.cost if costs else None
     for name, removal in _removals(training, cost).items():
         gains_s = compared.gains_s(removal(training.schedule))
-        # If the cost was fitted, its uncertainty counts in the interval of these gains.
+        # The interval of a gain that rests on a fitted cost allows for the uncertainty of
+        # the fit. It takes the gains by the fits to the bootstrap samples of iterations.
+        # They are None if the cost was not fitted but given.
         by_sample_s = None
         if costs and name in REST_ON_COST:
+            # Returns what iterations gain without this cause, for a given cost.
             gains_by_cost = partial(_gains_without_s, training, compared, name)
             by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
         if gains_s.any() or name in ALWAYS_LISTED:
@@ -632,7 +641,11 @@ def _gains_without_s(
 
 
 def _refuse_wrong_replay(compared: Comparison) -> None:
-    """Raise UserError if the replay misses what was measured, or rests on large lags."""
+    """Raise UserError if the replay misses what was measured, or rests on large lags.
+
+    A lag is the time from the end of a message until a rank that waits for it goes on. The
+    replay takes the lags from the trace, and does not explain them.
+    """
     errors = np.abs(compared.replayed_s / compared.measured_s - 1)
     error_of_single = float(np.median(errors))
     replay_s = float(np.median(compared.replayed_s))
@@ -654,8 +667,9 @@ def _refuse_large_lags(compared: Comparison) -> None:
     """Raise UserError if iterations would change much if no rank had a lag.
 
     A lag is the time from the end of a message until a rank that waits for it goes on. The
-    replay has the lags of the trace, which make it exact even if something goes on between
-    ranks that it leaves out. Large lags are a sign of that.
+    replay takes the lags from the trace. So they contain everything that goes on between
+    ranks and that the replay does not model, and the replay is exact all the same. Large
+    lags show that it leaves much out.
     """
     if compared.lag_share > MOST_LAG:
         raise UserError(
@@ -688,11 +702,14 @@ def _findings(
     ``cost`` is ``reference``, or without one the cost that was fitted to the messages
     of the trace. It is None if none could be fitted.
     """
+    # The traces are of one run, and the caveat is the same for all ranks.
     yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
-    # The text of a finding "not known" begins with what the explanation lacks. A lag is the
-    # time from the end of a message until a rank that waits for it goes on.
+    # A lag is the time from the end of a message until a rank that waits for it goes on.
+    # `lag_share` is by how much an iteration replayed without lags differs from one with
+    # them. No removal of a cause changes the lags. The text of a finding "not known" begins
+    # with what the explanation lacks.
     if compared.lag_share > LARGE_LAG:
         text = (
             f"why ranks see the ends of messages at different times, by which iterations "
@@ -832,10 +849,11 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Notes
     -----
     Between two instants at which ranks wait for each other, the phases may take this rank
-    longer than the median of the other ranks. This excess is taken off those segments in which
-    the rank is slower than the others, in proportion to how much slower it is there. Segments
-    are not compared one by one. Chance makes any rank the slowest one in some segments, and to
-    cut each of them would remove more than the delay.
+    longer in total than they take the other ranks in the median. This excess is taken off
+    those segments in which the rank is slower than the median of the others in the segment, in
+    proportion to how much slower it is there. Not every segment is cut to the median of the
+    others. Chance makes any rank the slowest one in some segments, and this would remove more
+    than the delay.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
@@ -853,6 +871,8 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
         others_s = rounds_s[:, others][:, :, chosen]
         shorter_s[:, rank, chosen] = _without_excess_s(
             own_s=rounds_s[:, rank][:, chosen],
+            # `other_s` decides in which segments work is taken off, and `other_total_s` how
+            # much in all.
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
         )
@@ -874,7 +894,9 @@ def without_delays(schedule: Schedule) -> Schedule:
         least in it, between two instants at which ranks wait for each other.
     """
     # The work by rounds, shape (I + 1, R, S). A round lasts from the last wait of an
-    # iteration to the last wait of the next one.
+    # iteration to the last wait of the next one. Ranks go on from a last wait into the next
+    # iteration without waiting, so work before and after the end of an iteration can make up
+    # for each other.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
@@ -891,9 +913,10 @@ def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
     """Return the work of all ranks, none of which works longer than the quickest one.
 
     ``work_s`` is how long each rank works in each segment of a phase, in seconds. The first
-    axis has the rounds, the second one the ranks, and the third one the segments. The
-    quickest rank of a round is the one that works least in these segments together. The
-    result has the same shape.
+    axis has the rounds (`_in_rounds`), the second one the ranks, and the third one the
+    segments. The quickest rank of a round is the one that works least in these segments
+    together. The others are made faster in segments in which they are slower than it, until
+    they work as long as it does in all of them. The result has the same shape.
     """
     shorter_s = work_s.copy()
     # How long each rank works in all segments, shape (rounds, R).
@@ -902,6 +925,8 @@ def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
     rounds = np.arange(len(work_s))
     quickest_s = work_s[rounds, totals_s.argmin(axis=1)]
     for rank in range(work_s.shape[1]):
+        # The total is passed as well, because it need not be the sum for other callers, which
+        # compare with medians.
         shorter_s[:, rank] = _without_excess_s(
             own_s=work_s[:, rank],
             other_s=quickest_s,
@@ -950,11 +975,11 @@ def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
     """Return the stretches of segments between waits, each as a mask of shape (S,).
 
-    A stretch lies between two instants at which all ranks have waited for messages, and
-    go on together. A segment is some work and then perhaps a wait. Successive segments
-    that end with a wait belong to one stretch, such as those that copy one bucket each
-    before they wait for the next one. The segments behind the last wait belong to the first
-    stretch, because ranks go on from them into the next iteration without a wait.
+    A segment is some work and then perhaps a wait for a message. A stretch is some segments
+    without a wait, and all segments with a wait that follow them directly. There are several
+    of these where ranks copy one bucket after the other, and wait for each. The segments
+    behind the last wait belong to the first stretch, because ranks go on from them into the
+    next iteration without a wait.
     """
     stretch = 0
     stretch_of_segment = []
@@ -981,15 +1006,15 @@ def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> 
     Work is in seconds, with a row for each round (`_in_rounds`) and a column for each of
     some segments. That of the rank is ``own_s``, and that of the others, such as their
     median, is ``other_s``. ``other_total_s``, with one value for each round, is how long
-    others work in all these segments together. The rank is made faster in those segments
-    only in which it is slower than the others, and in each of them by the same share of
-    the difference. The result has the shape of ``own_s``.
+    others work in all these segments together. It need not be the sum of ``other_s``: the
+    median of totals is not the total of medians. The rank is made faster only in segments
+    in which it is slower than the others, and in each of them by the same share of the
+    difference. The result has the shape of ``own_s``.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
-    # No more can be taken off than the rank is slower in single segments. That can be
-    # less than the excess if the median total of others is below the total of their
-    # medians.
+    # No more can be taken off than the rank is slower in single segments. That is less than
+    # the excess if `other_total_s` is far enough below the sum of `other_s`.
     excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_slower_by_s)
     # The share is 0, and not 0 / 0, where the rank is slower in no segment.
     share = np.divide(
@@ -1010,7 +1035,7 @@ def _removals(
     Causes are delays of ranks, contention (messages slow compute down), copies of gradients into
     and out of buckets, broadcasts of buffers, start-ups of messages, and bandwidth. Because
     removals are functions of a schedule, one can follow another. The result has them in the order
-    in which `_waterfall` applies them, except that it removes the buffers last.
+    in which `_waterfall` applies them, except that `_waterfall` removes the buffers last.
 
     ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
     cannot be told apart, and have no removals.
@@ -1024,21 +1049,22 @@ def _removals(
     if of_buffers.any():
         removals["buffers"] = partial(Schedule.without_messages, removed=of_buffers)
     if cost is not None:
-        # What exceeds the start-up of a message is the time of its bytes. The start-up has the
-        # shape (K,), and is infinite for messages that are nothing but start-up.
-        startup_s = _most_startup_s(training, cost)
-        bytes_s = np.maximum(training.schedule.message_s - startup_s, 0.0)
-        removals["start-up"] = partial(_without_startup, startup_s=startup_s)
+        # How much of each message can be start-up, shape (K,). It is infinite for messages
+        # that do not carry gradients: these are start-up as a whole, however long they take.
+        most_startup_s = _most_startup_s(training, cost)
+        # What exceeds the start-up of a message is the time of its bytes.
+        bytes_s = np.maximum(training.schedule.message_s - most_startup_s, 0.0)
+        removals["start-up"] = partial(_without_startup, most_startup_s=most_startup_s)
         removals["bandwidth"] = partial(_without_bytes, bytes_s=bytes_s)
     return removals
 
 
-def _without_startup(schedule: Schedule, startup_s: Floats) -> Schedule:
+def _without_startup(schedule: Schedule, most_startup_s: Floats) -> Schedule:
     """Return a schedule in which messages have no start-up.
 
-    ``startup_s``, shape (K,), is the most start-up that each message can have.
+    ``most_startup_s``, shape (K,), is the most start-up that each message can have.
     """
-    shorter_s = np.maximum(schedule.message_s - startup_s, 0.0)
+    shorter_s = np.maximum(schedule.message_s - most_startup_s, 0.0)
     return schedule.with_messages(shorter_s, np.zeros_like(shorter_s))
 
 
@@ -1073,8 +1099,9 @@ def _waterfall(
     """
     steps = [("nothing", compared.iteration_s)]
     gained_s = 0.0
-    # Buffers are removed last. The other removals take off arrays with a column for each of
-    # K messages, which do not fit a schedule that lacks the messages of the buffers.
+    # The broadcasts of a model's buffers are removed last. Other removals subtract arrays of
+    # times with a column for each of K messages, which do not fit a schedule that lacks these
+    # broadcasts.
     order = [name for name in removals if name != "buffers"]
     order += [name for name in removals if name == "buffers"]
     for name in order:
@@ -1094,8 +1121,9 @@ def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
     """Return what each judged iteration gains without the delay of a rank, shape (R, J).
 
     Judged iterations are those that the explanation is about. There are J of them, and
-    each is compared with its own replay without a change. One rank at a time is made no
-    slower than the others, in all phases together. The gains are in seconds.
+    each is compared with its own replay without a change. One of the R ranks at a time is
+    made no slower than the median of the others, by its work in all phases added up. The
+    gains are in seconds.
     """
     schedule = training.schedule
     gains_s = [
@@ -1142,8 +1170,8 @@ def _straggler(
     ``causes`` are those of `_causes_by_rank`, the slowest rank first. ``gains_by_rank_s``, shape
     (R, J), is how much shorter each judged iteration would be without the delay of each rank, in
     seconds. Judged iterations are those that the explanation is about. The slowest rank is called a
-    straggler if it stands out by its median gain, by the lower end of the interval of that gain,
-    and in most single iterations. If its delay costs much and it is no straggler, the second result
+    straggler if it stands out by its median gain, in most single iterations, and by the lower end
+    of the interval of its gain. If its delay costs much and it is no straggler, the second result
     says which of these conditions it does not meet. Otherwise the second result is empty.
     """
     # Without causes, no rank costs anything.
@@ -1157,8 +1185,8 @@ def _straggler(
             f"judged iterations, and there are {n_judged}"
         )
     # The first condition: over all judged iterations, the rank that costs the most costs far more
-    # than the next one. The first is the rank of ``slowest``. There are always two ranks, as
-    # `bounds` explains a rank alone.
+    # than the next one. The first is the rank of ``slowest``. There are always two ranks, because
+    # `explanation` refuses a training of one.
     medians_s = np.median(gains_by_rank_s, axis=1)
     first, second, *_ = np.argsort(-medians_s)
     is_far_ahead = medians_s[first] > TIMES_NEXT * medians_s[second]
@@ -1223,8 +1251,9 @@ def _of_gradients(training: TracedTraining) -> np.ndarray:
 def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> None:
     """Raise UserError if messages take longer by the reference than in the trace.
 
-    The reference is their cost on the idle machine. It should be no more than the time in
-    the trace, for which `MOST_REFERENCE` allows some tolerance.
+    The reference is their cost on the idle machine, where nothing else ran beside them. It
+    should be no more than the time in the trace, for which `MOST_REFERENCE` allows some
+    tolerance.
     """
     # Which messages carry gradients of known size. Only these are compared.
     has_gradients = _of_gradients(training)
@@ -1284,7 +1313,8 @@ def _costs_of_traced_messages(
     resampled = []
     for sample in compared.resamples:
         medians_s = np.median(message_s[sample], axis=0)
-        # A message that takes no time in most iterations of a sample tells nothing there.
+        # A message that takes no time in most iterations of a sample tells nothing there. If
+        # fewer than two messages are left, the fit returns the solution of the least norm.
         telling = medians_s > 0
         resampled.append(_line_through(sizes[telling], medians_s[telling]))
     return _Costs(cost, tuple(resampled))
@@ -1318,13 +1348,14 @@ def _with_fitted_startup(
 
 
 def _gains_by_sample_s(
-    costs: _Costs, gains_by_cost_s: Callable[[MessageCost], Floats]
+    costs: _Costs, gains_by_cost: Callable[[MessageCost], Floats]
 ) -> Floats | None:
     """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
 
-    A gain is that by a change, such as a removed cause, in each of J iterations.
-    ``gains_by_cost_s`` returns these gains, shape (J,), if messages have the cost that it
-    is given. The result is None if the cost was not fitted.
+    A bootstrap sample has J of the J judged iterations, drawn with replacement, and a cost of
+    its own that is fitted to their messages. A gain is that by a change, such as a removed
+    cause, in each of the J iterations. ``gains_by_cost`` returns these gains, shape (J,), if
+    messages have the cost that it is given. The result is None if the cost was not fitted.
 
     To replay the iterations with the cost of every sample would take a minute. They are
     replayed with a few of these costs only. The gain of an iteration is then taken as
@@ -1337,12 +1368,14 @@ def _gains_by_sample_s(
     fitted = costs.cost
     # Only lines through the messages of a trace are resampled.
     assert isinstance(fitted, AlphaBeta)
+    # How the start-up and the time of a byte of each sample differ from the fitted ones, each
+    # on its own scale, shape (SAMPLES, 2).
     changes = _scaled_changes(fitted, costs.resampled)
     # The planes go through the gains by the fitted cost, so only their slopes are fitted.
-    gains_s = gains_by_cost_s(fitted)
+    gains_s = gains_by_cost(fitted)
     tried = costs.resampled[:FITS_TRIED]
-    changes_of_gains_s = [gains_by_cost_s(cost) - gains_s for cost in tried]
-    # The slopes of the planes, shape (2, J): by the start-up and by the time of a byte.
+    changes_of_gains_s = [gains_by_cost(cost) - gains_s for cost in tried]
+    # The slopes of the J planes along these two changes, shape (2, J).
     slopes, *_ = np.linalg.lstsq(
         changes[:FITS_TRIED], np.array(changes_of_gains_s), rcond=None
     )
@@ -1388,8 +1421,8 @@ def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
 def _most_startup_s(training: TracedTraining, cost: MessageCost) -> Floats:
     """Return the most start-up that each message can have, shape (K,), in seconds.
 
-    It is infinite for messages that do not carry gradients, because these are small and
-    are nothing but start-up.
+    What a message takes beyond it is the time of its bytes. Messages that do not carry
+    gradients are small and count as start-up alone. So their limit is infinite.
     """
     # A fitted line can have a start-up below 0.
     startup_s = max(0.0, cost.startup_s())
@@ -1432,7 +1465,8 @@ def _remedies(
         for iteration in trace.iterations
     )
     # Where nothing is copied from buckets back into gradients, the gradients are views of the
-    # buckets already. All copies are taken off here, and views save no more than all copies.
+    # buckets already. Views save at most all copies, which are taken off here, so the gain is
+    # an upper bound.
     if copies_back:
         gains_s = compared.gains_s(_with_less_work(schedule, training.copies_s))
         yield compared.remedy(
@@ -1444,11 +1478,13 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if costs is None:
         return
-    gains_of_link_s = partial(_gains_of_link_s, training, compared)
+    # Returns what iterations gain for a given cost of messages. The interval takes the gains by
+    # the costs that are fitted to bootstrap samples of the iterations.
+    gains_by_cost = partial(_gains_of_link_s, training, compared)
     yield compared.remedy(
         "a link of twice the rate",
-        gains_of_link_s(costs.cost),
-        by_sample_s=_gains_by_sample_s(costs, gains_of_link_s),
+        gains_by_cost(costs.cost),
+        by_sample_s=_gains_by_sample_s(costs, gains_by_cost),
     )
     yield from _bucket_remedies(training, compared, costs)
 
@@ -1459,20 +1495,22 @@ def _gains_of_link_s(
     """Return what judged iterations gain by a link of twice the rate, shape (J,), in seconds.
 
     Judged iterations are those that the explanation is about. ``cost`` is what messages
-    cost by their size. Twice the rate halves the time of bytes and leaves the start-up.
+    cost by their size. Twice the rate halves the time of bytes and leaves the start-up. Only
+    messages that carry gradients get faster: others count as start-up alone.
     """
     schedule = training.schedule
     current_s = schedule.message_s
     if schedule.in_flight > 1:
-        # Messages that share a link do not share it quite equally, so the trace tells what
-        # they took together, and less well what each of them took. `costed_messages_s` shares
-        # out the time that they took together, according to their cost. They are changed in a
-        # copy, because the schedule is used again below.
+        # Messages that share a link do not share it quite equally. So what they took together
+        # is known better than what each of them took. `costed_messages_s` shares out the time
+        # that the messages of backward, which carry the gradients, took together, according
+        # to their cost. They are changed in a copy, because the schedule is used again below.
         current_s = current_s.copy()
         in_backward = of_backward(training)
         sizes = training.message_bytes[in_backward]
         current_s[:, in_backward] = costed_messages_s(training, cost, sizes)
-    # What exceeds the start-up of a message is the time of its bytes.
+    # What exceeds the start-up of a message is the time of its bytes. The start-up is infinite
+    # for a message that counts as start-up alone.
     bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
     now_s = schedule.with_messages(current_s).replay().iteration_s
     then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
@@ -1504,13 +1542,15 @@ def _bucket_remedies(
     by_gain = sorted(medians_s, key=lambda setting: -medians_s[setting])
     for setting in by_gain[:MOST_BUCKETS]:
         if medians_s[setting] > 0:
-            gains_by_cost_s = partial(
+            # Returns what iterations gain for a given cost of messages. The interval takes
+            # the gains by the costs that are fitted to bootstrap samples of the iterations.
+            gains_by_cost = partial(
                 _gains_of_plan_s, buckets, plans[setting], compared.judged
             )
             yield compared.remedy(
                 setting,
                 gains_s[setting],
-                by_sample_s=_gains_by_sample_s(costs, gains_by_cost_s),
+                by_sample_s=_gains_by_sample_s(costs, gains_by_cost),
             )
 
 
@@ -1523,6 +1563,7 @@ def _plans_of_other_buckets(buckets: Buckets) -> dict[str, FusionPlan]:
     plans = {"the default buckets of DDP": ddp(buckets.workload)}
     for cap_mib in CAPS_MIB:
         plans[f"bucket_cap_mb={cap_mib}"] = ddp(buckets.workload, cap_mib * MIB)
+    # The plan "exact" has the shortest iteration of all possible buckets.
     plans["the exact buckets (bucket_cap_mb_list)"] = exact(
         buckets.workload, buckets.cost
     )
