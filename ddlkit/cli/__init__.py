@@ -218,7 +218,7 @@ def _prepare_process() -> None:
         # The terminal may know ASCII only. Other characters are then printed as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     # numpy warns of overflows and divisions by zero in these words, as in "overflow encountered
-    # in exp". `show` reports them in an error if they reach the result.
+    # in exp". These warnings are not needed: `show` refuses a result that is infinite or NaN.
     warnings.filterwarnings("ignore", ".* encountered in ", RuntimeWarning)
     # Python allows handlers of signals to be set in the main thread only.
     if threading.current_thread() is threading.main_thread():
@@ -257,8 +257,9 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # Standard error may lead to a terminal that has closed.
     with contextlib.suppress(OSError):
         print("; ".join(facts), file=sys.stderr)
-    # If code that an extension ran has raised KeyboardInterrupt, Python remembers this, and
-    # ends the process by SIGINT whatever the exit status is. Running code anew clears that mark.
+    # If KeyboardInterrupt has left code that a C extension or `exec` evaluated from text, a flag
+    # in the interpreter is set, with which Python ends the process by SIGINT, whatever the exit
+    # status is. To evaluate any text clears the flag.
     exec("")
     # The exception may have another cause than a signal that `_interrupt` recorded. It then
     # counts as Ctrl-C.
@@ -360,8 +361,9 @@ _signals_received: list[int] = []
 def _install_interrupt_handlers() -> None:
     """Let `_interrupt` handle Ctrl-C, SIGTERM, SIGHUP and `REMINDER` in this process.
 
-    SIGTERM and SIGHUP then interrupt a command as Ctrl-C does. The reminder, which
-    `_interrupt` sends, raises KeyboardInterrupt again if Python has dropped it.
+    SIGTERM and SIGHUP then interrupt a command as Ctrl-C does. `REMINDER` is a signal that
+    `_interrupt` sends to this process a while later. It raises KeyboardInterrupt again, because
+    Python drops the first one if it is raised in a finaliser, for example.
     """
     # These two are always handled: a command is hardly ever started with SIGTERM ignored, and
     # only this program sends the reminder.

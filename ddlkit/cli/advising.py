@@ -73,7 +73,7 @@ FILE.py returns. {MODEL_FUNCTION} Under torchrun or srun the ranks are their
 processes; otherwise --ranks processes of this machine."""
 
 
-def _explained_with_model(argument: Argument) -> Argument:
+def _with_help_for_model(argument: Argument) -> Argument:
     """Return an option of a prediction, whose help also says what it does with --model.
 
     Only --ranks means something else there. Any other option is returned as it is.
@@ -163,14 +163,13 @@ _SHARDED_OPTIONS = tuple(
         ),
         JSON,
     ),
-    *map(_explained_with_model, OPTIONAL_INPUTS),
+    # Of these options, only --ranks gets another help.
+    *map(_with_help_for_model, OPTIONAL_INPUTS),
     *_SHARDED_OPTIONS,
-    LEVEL._replace(
-        options={
-            **LEVEL.options,
-            "help": "With --strategy fsdp: the share of single iterations that the "
-            "interval should contain. [default: 0.95]",
-        }
+    with_help(
+        LEVEL,
+        "With --strategy fsdp: the share of single iterations that the interval should "
+        "contain. [default: 0.95]",
     ),
     example="ddlkit advise --model mine.py:net",
 )
@@ -375,8 +374,9 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    # Of this forecast under PyTorch's default plan, only the workload and the causes in its
-    # interval are used. `Advice` makes the forecasts that it compares.
+    # Of this forecast under PyTorch's default plan, only the workload is used, and the text that
+    # says which causes of scatter its interval includes. `Advice` makes the forecasts that it
+    # compares.
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
         arguments, DEFAULT, notes=notes
@@ -391,7 +391,7 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
         "ranks": communication.cost.workers,
         **advice.to_dict(),
         "decided_by": "prediction",
-        # The text is empty if the interval includes all causes by which iterations differ.
+        # The text is empty if the interval includes all causes of scatter.
         "interval_includes": forecast.interval_includes or None,
         "warnings": warnings,
     }
@@ -467,11 +467,11 @@ def _advice_of_started_ranks(
 
     # Ranks take a while to start. A mistake in the model is found here before that.
     check(arguments.model)
-    # These directories are removed again if nothing is measured.
-    made = _to_be_made(out)
+    # These directories are made below, and removed again if nothing is measured.
+    new_directories = _to_be_made(out)
     # The tables are read before another command may write into the directory.
     with only_command_in(out):
-        with _removing_leftovers(out, made):
+        with _removing_leftovers(out, new_directories):
             _launch(arguments, settings, ranks, out)
         return _result_and_advice(out, ranks, tried=settings.confirm_s > 0)
 
@@ -554,17 +554,18 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
     from ddlkit.measure.advise import MEETING_S, advise_job
     from ddlkit.measure.cluster import link_of
 
-    made = _to_be_made(out)
+    # These directories are made below, and removed again if nothing is measured.
+    new_directories = _to_be_made(out)
     # `me` is this rank. MEETING_S is how long ranks wait until all of them have built the
     # model.
     with joined(MEETING_S) as me, only_command_in(out, me):
         # Rank 0 alone writes into the directory, and so removes what is left there.
         cleaning: AbstractContextManager[None] = contextlib.nullcontext()
         if me.rank == 0:
-            # These ranks print to their launcher. If there are logs, they are those of an
-            # earlier command that started ranks itself, and would be taken for theirs.
+            # Ranks of a launcher print to it, and write no logs. Logs in the directory are those
+            # of an earlier command, and `_removing_leftovers` must not name one of them.
             shutil.rmtree(out / LOGS, ignore_errors=True)
-            cleaning = _removing_leftovers(out, made)
+            cleaning = _removing_leftovers(out, new_directories)
         with cleaning:
             shared_facts(me)  # refuses a mix of machines
             link = link_of(me, layout())
@@ -675,7 +676,8 @@ def _result_and_advice(
         return result, advice
     trials = store.load_table(trials_path, "trials")
     result = {**facts, **_result_of_trial(advice, trials, messages)}
-    # The lines for a person say this below each plan, so that it is not printed as a warning.
+    # JSON also has a warning of each measured iteration that contradicts its prediction. It was
+    # not printed above, because the lines for a person say it below the plan.
     result["warnings"] = [*warnings, *_contradicted_predictions(result)]
     return result, advice
 
@@ -1081,8 +1083,8 @@ def screen(result: dict[str, Any]) -> list[str]:
 def _best_plan_lines(result: Mapping[str, Any], *, only_cause: str) -> list[str]:
     """Return lines with the predicted best plan, its predicted gain, and why that is uncertain.
 
-    ``only_cause`` says in words which scatter the predicted interval includes, as in
-    `_plan_lines`.
+    ``only_cause`` names the scatter to which the predicted interval is limited, as in "the
+    scatter and drift of messages". It is empty if the interval includes all causes of scatter.
     """
     name = f"predicted best: {in_words(result['predicted_best'])}"
     reasons = result["why_intervals_are_wide"].get("predicted_gain", [])
@@ -1121,8 +1123,6 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
     # No plan gained anything over the default.
     if plan == "ddp":
         return [_line("fastest in the trial", in_words("ddp"))]
-    # The plan need not have the shortest time, because times are medians of the rounds, and a
-    # gain is the median of the rounds' gains.
     interval = result["largest_measured_gain_interval"]
     gain = _gain_with_interval(result["largest_measured_gain"], interval)
     text = (
@@ -1138,6 +1138,8 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
             "; not advised, because another plan was predicted to be the fastest, and the "
             "largest of several measured gains is partly due to chance"
         )
+    # The line does not call this plan the fastest. Another one may have a shorter time, because
+    # a time is the median of all rounds, and a gain is the median of the gains of the rounds.
     return [_line("largest measured gain", text)]
 
 
@@ -1242,8 +1244,9 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     # plan was advised then, the trial did not confirm this plan, or could not try it.
     if result.get("predicted_advice", KEEP) != KEEP:
         return str(result.get("trial_result", "the best plan could not be tried"))
-    # From here on, the prediction alone already advised to keep the default.
-    # In the trial, the iteration of the default was outside of its predicted interval.
+    # From here on, the prediction alone already advised to keep the default. Plans may have been
+    # tried all the same. In such a trial, the iteration of the default may have been outside of
+    # its predicted interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
         return _why_keep_after_failed_prediction(result)
     was_tried = result["decided_by"] == "trial"
@@ -1257,6 +1260,7 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     verb = "is" if highest_gain < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
     if "trial_result" in result:
+        # Even a gain in the trial does not change the advice, which needs a predicted gain, too.
         conjunction = "although" if _is_gain_measured(result) else "and"
         reason += f", {conjunction} in the trial {result['trial_result']}"
     return f"{reason}{not_tried}"
@@ -1295,8 +1299,8 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
     """Return lines with the iteration of a plan: predicted, measured, and its parts.
 
     ``name`` is what a person calls the plan, and ``plan`` its summary in the result.
-    ``only_cause`` says in words which scatter the predicted interval includes. It is empty if
-    the interval includes all scatter. Only then is its level known, which is 95%.
+    ``only_cause`` names the scatter to which the predicted interval is limited, as in "the
+    scatter and drift of messages". It is empty if the interval includes all causes of scatter.
     """
     times = f"predicted {_predicted_iteration(plan, only_cause)}"
     contradiction_lines = []
@@ -1322,8 +1326,8 @@ def _plan_lines(name: str, plan: Mapping[str, Any], *, only_cause: str) -> list[
 def _predicted_iteration(plan: Mapping[str, Any], only_cause: str) -> str:
     """Return the predicted iteration of a plan and its interval, in words.
 
-    ``plan`` is the summary of the plan in the result. ``only_cause`` says in words which
-    scatter the interval includes, and is empty if the interval includes all scatter.
+    ``plan`` is the summary of the plan in the result. ``only_cause`` names the scatter to which
+    the interval is limited, and is empty if the interval includes all causes of scatter.
     """
     iteration_s = plan["predicted_iteration_s"]
     interval_s = plan["predicted_interval_s"]

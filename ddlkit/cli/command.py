@@ -610,10 +610,10 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU. If --ranks is
-    # too large for one machine, the error advises to run `program` under torchrun. Every part
-    # has the same `program`, because without --model torchrun's ranks measure collectives only.
+    # If --ranks is too large for one machine, the error advises to run this program under
+    # torchrun. Without --model, ranks of torchrun can measure the part collectives only.
     program = "ddlkit measure collectives"
+    # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0, program=program)
     # A wrong rate or name is refused before the imports below load torch, which takes seconds.
     # `_points_of_parts` reads the rate again.
@@ -708,16 +708,16 @@ _INSTEAD_IN_A_JOB = {
 def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     """Measure collectives between all ranks of a job, of which this process is one.
 
-    ``n_started`` is the number of ranks. Raises UserError for another part, and for an option
-    that has no effect in a job.
+    ``n_started`` is the number of ranks. Raises UserError for any part but collectives, and for
+    an option that has no effect in a job.
     """
     _refuse_what_a_job_lacks(arguments, n_started)
     from ddlkit.jobs.rank import joined
     from ddlkit.measure import cluster
 
-    time_min = cluster.MINUTES if arguments.minutes is None else arguments.minutes
-    if not 0 < time_min < math.inf:
-        raise UserError(f"--minutes {time_min:g}: give a finite time above zero")
+    total_minutes = cluster.MINUTES if arguments.minutes is None else arguments.minutes
+    if not 0 < total_minutes < math.inf:
+        raise UserError(f"--minutes {total_minutes:g}: give a finite time above zero")
     out = arguments.out or Path("measured")
     # `me` is this rank. The ranks wait for each other for at most MEETING_S.
     with (
@@ -730,7 +730,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
         path = cluster.measure_collectives(
             me,
             out,
-            minutes=time_min,
+            minutes=total_minutes,
             link=arguments.link or "",
             sizes=arguments.sizes or (),
         )
@@ -740,7 +740,10 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
 
 
 def _refuse_what_a_job_lacks(arguments: argparse.Namespace, n_started: int) -> None:
-    """Raise UserError for a part or an option that ``n_started`` ranks of a job do not have."""
+    """Raise UserError for a part or an option that ``n_started`` ranks of a job do not have.
+
+    With --model, which measures the layers of the user's model, this function is not called.
+    """
     if arguments.part != "collectives":
         raise UserError(
             f"measure {arguments.part}: torchrun or srun started {n_started} processes, "
@@ -796,7 +799,8 @@ def refuse_impossible_directory(option: str, directory: Path) -> None:
             f"{option} {directory}: is the name of a file, but a directory is needed, into "
             f"which several files are written: leave out the ending {directory.suffix}"
         )
-    refuse_unwritable(option, directory, directory)
+    # Here, what is to be written is the directory itself.
+    refuse_unwritable(option, path=directory, directory=directory)
 
 
 def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
