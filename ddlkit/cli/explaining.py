@@ -222,7 +222,8 @@ def _wrapped(line: str) -> list[str]:
         return [""]
     indent = "  "
     # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text
-    # may have a single space there, but has no two spaces in a row.
+    # may have a single space there, too, but no two spaces in a row, as padding has. A name that
+    # needs no padding is taken for plain text, but its line is too short to be wrapped.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
     # If the name is empty, its column has only spaces.
     if has_name or line.startswith(" "):
@@ -261,6 +262,7 @@ def _facts(explanation: Any) -> list[str]:
         "",
         *_cause_lines(explanation),
     ]
+    # Below a head, as in "with    the iteration would take (gain)", are the best remedies.
     if explanation.remedies:
         lines += ["", _line("with", _head_of_gains(explanation))]
     by_gain = sorted(explanation.remedies, key=_gain_s, reverse=True)
@@ -318,18 +320,19 @@ def _time_without(explanation: Any, cause: Any) -> str:
 
 
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
-    """Return the shortest iteration without any waiting, and the largest gain, in words.
+    """Return what the iteration takes at least without any waiting, and gains at most, in words.
 
-    ``waiting`` is the cause "waiting" of the trace of one rank.
+    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is that of messages
+    that take no time. It is only a bound, because the rank may have waited for slower ranks.
     """
-    most_s = waiting.gain_s
+    most_gained_s = waiting.gain_s
     origin = ""
-    # If the gain has an interval, its upper end is the largest gain.
+    # If the gain has an interval, the bound is its upper end.
     if _has_intervals(explanation):
-        _, most_s = waiting.gain_interval_s
+        _, most_gained_s = waiting.gain_interval_s
         origin = ", the end of its 95% interval"
-    shortest_s = explanation.iteration_s - most_s
-    return f"at least {_ms(shortest_s)} (at most {_ms(most_s)}{origin})"
+    least_s = explanation.iteration_s - most_gained_s
+    return f"at least {_ms(least_s)} (at most {_ms(most_gained_s)}{origin})"
 
 
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
@@ -383,7 +386,11 @@ def _headline(explanation: Any) -> str:
 
 
 def _first(explanation: Any) -> str:
-    """Return what the user should look at first."""
+    """Return what the user should look at first.
+
+    This is the first that there is of a straggler, a remedy with a sure gain, a rank that may be
+    a straggler, and a cause with a sure gain. The order is a choice, not measured.
+    """
     # The rank and the phase for which the others wait, None if there is no such rank.
     culprit = explanation.straggler
     if culprit is not None:
@@ -399,9 +406,10 @@ def _first(explanation: Any) -> str:
     if sure_remedies:
         best = max(sure_remedies, key=_gain_s)
         return f"try {best.setting}"
-    # Only the delay of a single rank has a rank. Causes are sorted, the largest gain first.
+    # A cause has a rank if it is the delay of this rank alone. The largest gain comes first.
     delays = [cause for cause in explanation.causes if cause.rank is not None]
-    # A rank costs much, but does not meet all conditions for a straggler.
+    # `why_no_straggler` is empty unless a rank costs much, and misses a condition for a
+    # straggler, which the text names.
     if explanation.why_no_straggler and delays:
         rank, phase = delays[0].rank, delays[0].phase
         return (

@@ -446,6 +446,8 @@ def forecast_of(
         copy_s_per_byte=arguments.copy_s_per_byte,
         level=level,
     )
+    # A link that a token bucket limits saves up a burst while it is idle: bytes that later pass
+    # at once. Not every message of an iteration finds a burst, which the user should know.
     if communication.link.burst_s:
         notes.append(NOTE_OF_BURST)
     warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
@@ -665,8 +667,8 @@ def _read_profile(
 ) -> Any:
     """Return the layer profile, whose gradients have the element size of --gradient-bytes.
 
-    If the file lacks columns, a note on what is assumed for them is added to ``notes``.
-    Doubts about the sizes and the times in the file are added to ``warnings``.
+    What is assumed for columns that the file lacks, and times that are perhaps not in seconds,
+    are added to ``notes``. All other doubts about the file are added to ``warnings``.
     """
     from ddlkit import store
 
@@ -693,13 +695,13 @@ def _read_profile(
             f"{computed_s:.3g} s: check that its times are in seconds"
         )
     warnings += [f"{arguments.profile}: {doubt}" for doubt in profile.doubts()]
-    warnings += _warnings_of_host(arguments.profile, profile)
+    warnings += _warnings_of_slow_host(arguments.profile, profile)
     if arguments.gradient_bytes is None:
         return profile
     return profile.sent_as(arguments.gradient_bytes)
 
 
-def _warnings_of_host(path: Path, profile: Any) -> list[str]:
+def _warnings_of_slow_host(path: Path, profile: Any) -> list[str]:
     """Return a warning if the host, and not the GPU, decided the times of a profile.
 
     ``profile`` was read from ``path``. Only a profile that was measured here has a table
@@ -851,11 +853,11 @@ def _is_what_if(arguments: argparse.Namespace) -> bool:
     return hasattr(arguments, "gpus")
 
 
-def _ranks_are_predicted(arguments: argparse.Namespace) -> bool:
-    """Return whether --ranks is a number to predict for, which may not have been measured.
+def _assumes_ring_of_ranks(arguments: argparse.Namespace) -> bool:
+    """Return whether --assume-ring asks for a ring of --ranks ranks.
 
-    With --assume-ring it is. In what-if, --gpus is that number instead, and --ranks is a
-    measured number.
+    Messages between so many ranks need not have been measured. In what-if, the option asks for a
+    ring of --gpus ranks instead, and --ranks is a measured number.
     """
     return bool(arguments.assume_ring) and not _is_what_if(arguments)
 
@@ -1035,10 +1037,9 @@ def _between_given_ranks(
     """
     cost = communication.cost
     ranks = arguments.ranks
-    # With --assume-ring, --ranks need not be the ranks of the cost. This is not so in what-if:
-    # there --assume-ring is about the ranks after the change, whose cost is made later from
-    # the cost that is returned here.
-    if _ranks_are_predicted(arguments):
+    # The option --assume-ring takes the cost to --ranks ranks, which it needs. In what-if it
+    # needs --gpus instead, the ranks after the change, whose cost is made later.
+    if _assumes_ring_of_ranks(arguments):
         if ranks == cost.workers:
             return communication
         return as_ring(communication, ranks, str(arguments.cost), warnings)
@@ -1055,12 +1056,13 @@ def _between_given_ranks(
 
 def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
     """Raise UserError if the cost in --cost is not that of the collective that is sent."""
-    # The collective whose cost is needed. With --density it is None, because
-    # `Communication.sparse` checks the collective later.
     needed = arguments.collective
-    if needed is None and arguments.density is None:
+    if needed is None:
+        # With --density, `Communication.sparse` checks later that this is an all_gather.
+        if arguments.density is not None:
+            return
         needed = "all_reduce"
-    if needed is not None and cost.collective != needed:
+    if cost.collective != needed:
         raise UserError(
             f"{arguments.cost} holds a cost of {cost.collective}, but the gradients are "
             f"sent by {needed}: fit a cost of {needed}, or give --collective "
@@ -1084,7 +1086,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     paths = store.expand_tables(arguments.collectives)
     all_rows = _rows_of_messages(arguments, paths, warnings)
     if arguments.density is not None:
-        _refuse_other_than_selected(all_rows, collective)
+        _refuse_without_selected(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
     # `chosen` has the collective, the number of ranks and the link of the rows.
@@ -1095,10 +1097,10 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # With --assume-ring, a line was fitted in place of a table of the measured medians.
     if arguments.assume_ring:
         warnings += _misses_of_line(calibrated.cost, rows)
-    # The command what-if also has --assume-ring, but takes the cost to the ranks after the
-    # change by itself. All other commands need the cost between --ranks ranks here.
+    # With --assume-ring, the cost is taken to --ranks ranks here, except in what-if, which takes
+    # it to the ranks after the change by itself.
     ranks_differ = arguments.ranks != calibrated.cost.workers
-    if _ranks_are_predicted(arguments) and ranks_differ:
+    if _assumes_ring_of_ranks(arguments) and ranks_differ:
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)
     # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
@@ -1154,8 +1156,8 @@ def _rows_of_messages(
 
     ranks_in_files = arguments.ranks
     if_ranks_unknown = "give their number with --ranks"
-    if _ranks_are_predicted(arguments):
-        # The number to predict for need not have been measured, so that reading the files
+    if _assumes_ring_of_ranks(arguments):
+        # The ranks to predict for need not have been measured, so that reading the files
         # must not select rows by it.
         ranks_in_files = None
         if_ranks_unknown = (
@@ -1214,9 +1216,9 @@ def _chosen_rows(
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
-    if _ranks_are_predicted(arguments):
-        # The cost is computed from the rows between --ranks ranks if there are some, or else
-        # from those between the largest number of ranks, among the rows of one link.
+    if _assumes_ring_of_ranks(arguments):
+        # The cost for --ranks may be computed from rows between another number of ranks, which
+        # must be of one link.
         rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
         measured_ranks = rows_of_link["ranks"]
         required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
@@ -1232,8 +1234,8 @@ def _chosen_rows(
         ) from None
 
 
-def _refuse_other_than_selected(rows: Any, collective: str) -> None:
-    """Raise UserError if no row is of the collective that sends selected gradients."""
+def _refuse_without_selected(rows: Any, collective: str) -> None:
+    """Raise UserError if no row is of ``collective``, which sends gradients with --density."""
     measured = rows["collective"].unique().tolist()
     if collective not in measured:
         raise UserError(
@@ -1597,7 +1599,8 @@ def _prediction_of_sharding(
         "reshard": reshard,
         **{name: getattr(predicted, name) for name in PREDICTED},
         "iteration_interval_s": list(interval_s) if interval_s else None,
-        # Without contention, the share of iterations in the interval is unknown.
+        # --level is the share of draws in the interval. The share of real iterations is not
+        # known, because the model of sharded training has no contention.
         "interval_level": None,
         "interval_includes": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
         "no_overlap_s": compute_s + communication_s,
@@ -1608,6 +1611,7 @@ def _prediction_of_sharding(
         "ranks": communications[SENT[0]].cost.workers,
         "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
         "contention": None,
+        # With --assume-ring, this is the entry "assumed".
         **assumption(arguments),
     }
 
