@@ -273,7 +273,8 @@ def _refuse_wrong_comparison(arguments: argparse.Namespace) -> None:
         )
     from ddlkit.show import DRAWING, needs
 
-    # Refused now if nothing can be drawn, and not after the forms have been fitted.
+    # --compare draws the forms even without --draw. If nothing can be drawn, this is refused now,
+    # and not after the forms have been fitted.
     needs("--compare", DRAWING)
 
 
@@ -295,7 +296,8 @@ def _median_held_out_error(
 def _without_nested(description: dict[str, Any]) -> dict[str, Any]:
     """Return the entries that a person can read: texts, numbers and lists of numbers.
 
-    What is nested deeper, such as the draws, is for programs.
+    What is nested deeper is for programs, such as the costs that were drawn to show how
+    uncertain the fitted one is.
     """
     readable = {}
     for name, value in description.items():
@@ -437,7 +439,8 @@ def predict(arguments: argparse.Namespace) -> None:
     forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
     iteration = forecast.iteration
     interval_s = forecast.interval_s
-    knows_contention = arguments.slowdown or arguments.copies
+    # With --copies alone, the contention has measured copies, and no slowdowns.
+    has_contention = arguments.slowdown or arguments.copies
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
         "iteration_interval_s": list(interval_s) if interval_s else None,
@@ -445,7 +448,7 @@ def predict(arguments: argparse.Namespace) -> None:
         "plan": arguments.plan,
         "message_count": len(iteration.plan.ends),
         "ranks": iteration.cost.workers,
-        "contention": _contention_facts(iteration) if knows_contention else None,
+        "contention": _contention_facts(iteration) if has_contention else None,
         **assumption(arguments),
     }
     if arguments.density:
@@ -454,9 +457,8 @@ def predict(arguments: argparse.Namespace) -> None:
     if arguments.json:
         result["warnings"] = warnings
     else:
-        _put_in_words(result, to_include_contention="add --slowdown")
-        # "interval_includes" says why the interval has no level. It is None if the interval
-        # has one. JSON has null then, and a person needs no line for it.
+        _put_in_words(result, advice_on_contention="add --slowdown")
+        # This is None if the interval has a level. A person needs no line for that.
         if result["interval_includes"] is None:
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
@@ -490,29 +492,28 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
-        _put_in_words(
-            result,
-            to_include_contention=f"no option of --strategy {arguments.strategy} adds it",
-        )
+        # The printed level says that the interval leaves out contention, and ends in these words.
+        no_option = f"no option of --strategy {arguments.strategy} adds it"
+        _put_in_words(result, advice_on_contention=no_option)
     show(result, arguments.json)
 
 
-def _put_in_words(result: dict[str, Any], to_include_contention: str) -> None:
+def _put_in_words(result: dict[str, Any], advice_on_contention: str) -> None:
     """Replace numbers in ``result`` that need words when a person reads the prediction.
 
-    ``to_include_contention`` says what to do if contention was not measured, so that the
+    ``advice_on_contention`` says what to do if contention was not measured, so that the
     interval leaves it out.
     """
     seconds = result["communication_s"]
     result["communication_s"] = f"{seconds:.6g} (if nothing else runs)"
-    result["interval_level"] = _level_in_words(result, to_include_contention)
+    result["interval_level"] = _level_in_words(result, advice_on_contention)
 
 
-def _level_in_words(result: dict[str, Any], to_include_contention: str) -> str:
+def _level_in_words(result: dict[str, Any], advice_on_contention: str) -> str:
     """Return the level of a predicted interval, or why there is none, in words.
 
     The level is the share of single iterations that should lie in the interval.
-    ``to_include_contention`` says what to do if contention was not measured.
+    ``advice_on_contention`` says what to do if contention was not measured.
     """
     if result["interval_level"] is not None:
         return f"{result['interval_level']:.4g} of single iterations"
@@ -520,7 +521,7 @@ def _level_in_words(result: dict[str, Any], to_include_contention: str) -> str:
         return "none, because there is no interval"
     return (
         "none, because the interval leaves out contention, which was not measured: "
-        f"{to_include_contention}"
+        f"{advice_on_contention}"
     )
 
 
@@ -542,14 +543,14 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return which iterations the predicted interval should contain, as entries of a result.
 
-    "interval_level" is the share of single iterations that should lie in the interval. It is
-    None if that share is not known. Then "interval_includes" says in words why there is no
-    interval, or what the interval includes, and otherwise it is None.
+    With an interval and measured contention, "interval_level" is the share of single iterations
+    that should lie in the interval, and "interval_includes" is None. Otherwise this share is not
+    known, and "interval_level" is None. Then "interval_includes" says in words which causes of
+    scatter the interval includes and which it lacks, or that there is no interval.
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
-    # This text is empty if contention was measured. Otherwise the interval leaves it out, so
-    # that the share of iterations in the interval is not known.
+    # The text is empty if contention was measured.
     if forecast.interval_includes:
         return {"interval_level": None, "interval_includes": forecast.interval_includes}
     return {"interval_level": level, "interval_includes": None}
@@ -765,11 +766,12 @@ LEAST_GAIN_PRINTED = 0.0005
 def _gain_over_default(iteration: Any, default: Any) -> str:
     """Return in words how much shorter or longer ``iteration`` is than ``default``.
 
-    ``default`` is the iteration of the same training with PyTorch's default buckets.
+    ``iteration`` has the buckets of the list that is exported for PyTorch. ``default`` is the
+    iteration of the same training with PyTorch's default buckets.
     """
     default_s = default.prediction.iteration_s
     iteration_s = iteration.prediction.iteration_s
-    # The gain is negative if the exported list of buckets is slower.
+    # The gain is negative if the iteration is longer with the exported list of buckets.
     gain = 1 - iteration_s / default_s
     default_in_words = units.format_seconds(default_s)
     # Times in three digits could differ although their difference is printed as 0.0%.
@@ -792,7 +794,7 @@ ITERATIONS = 10
 """How many iterations of training are simulated."""
 
 
-_IN_THE_GRAPH = tuple(
+_OPTIONS_IN_THE_GRAPH = tuple(
     argument
     for argument in INPUTS
     if parsed_name(argument.names[0]) not in NOT_IN_THE_GRAPH
@@ -809,7 +811,7 @@ _HELP_OF_WHAT_IF = {
 """The help of options that mean less in what-if than in a prediction."""
 
 
-def _of_what_if(argument: Argument) -> Argument:
+def _with_help_of_what_if(argument: Argument) -> Argument:
     """Return an option of a prediction with its help in what-if."""
     option = argument.names[0]
     return with_help(argument, _HELP_OF_WHAT_IF.get(option, argument.options["help"]))
@@ -884,7 +886,7 @@ def _of_what_if(argument: Argument) -> Argument:
         ),
     ),
     *group("plan", with_help(PLAN, _which_plan(PLAN_NAMES_OF_WHAT_IF))),
-    *map(_of_what_if, _IN_THE_GRAPH),
+    *map(_with_help_of_what_if, _OPTIONS_IN_THE_GRAPH),
     example="ddlkit what-if --profile profile.csv --cost cost.json --scale "
     "all_reduce=0.5",
 )
@@ -892,7 +894,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
     from ddlkit.core.taskgraph import effect_of_change, schedule
 
-    _set_inputs_without_options(arguments)
+    _set_left_out_options_to_defaults(arguments)
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
@@ -921,7 +923,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     _refuse_partly_filled_machines(arguments.gpus_per_machine, gpus, gpus_after)
     cost_after = cost
     if gpus_after != gpus:
-        cost_after = _cost_after(arguments, communication, warnings)
+        cost_after = _cost_between_gpus_after(arguments, communication, warnings)
     # An unknown layer of --layer is refused here, before the graphs are made.
     profile_after = profile.resized(layer_factors)
     graph = _unchanged_graph(arguments, forecast.iteration, profile)
@@ -955,14 +957,14 @@ def what_if(arguments: argparse.Namespace) -> None:
     show(result, arguments.json)
 
 
-def _set_inputs_without_options(arguments: argparse.Namespace) -> None:
-    """Set the inputs of a prediction that what-if has no options for to their defaults.
+def _set_left_out_options_to_defaults(arguments: argparse.Namespace) -> None:
+    """Set those options of a prediction that what-if leaves out to their defaults.
 
-    The graph has no tasks for what these inputs describe. A prediction, which what-if makes
-    first, needs all inputs.
+    It leaves them out because the graph has no tasks for what they describe. The prediction
+    that what-if makes first needs a value of each option.
     """
     for argument in INPUTS:
-        if argument not in _IN_THE_GRAPH:
+        if argument not in _OPTIONS_IN_THE_GRAPH:
             default = argument.options.get("default")
             setattr(arguments, parsed_name(argument.names[0]), default)
 
@@ -987,15 +989,14 @@ def _throughputs(
 def _unchanged_graph(
     arguments: argparse.Namespace, iteration: Any, profile: Any
 ) -> Any:
-    """Return the task graph of a training before all changes.
+    """Return the task graph of a training before all changes, when all its ranks are alike.
 
     ``iteration`` is the predicted one. It may also have a link that messages share, or copies
-    of buckets. The graph has no tasks for these, so both graphs are made without them.
+    of buckets. They are left out here, because a graph has no tasks for them.
     """
     from ddlkit.core.iteration import Iteration
 
     simple_iteration = Iteration(iteration.workload, iteration.plan, iteration.cost)
-    # Before the change, all ranks are alike.
     return _graph(arguments, simple_iteration, profile, changed_ranks=set())
 
 
@@ -1069,13 +1070,15 @@ def _changed_graph(
 ) -> Any:
     """Return the task graph of a training after all changes.
 
-    ``profile`` and ``cost`` are those after the change, and ``plan`` is that before it.
-    ``changes`` are the factors on the times of tasks, as `_changes_of_tasks` returns them.
+    ``profile`` is already changed by --layer, and ``cost`` by --gpus. ``plan`` is that before
+    all changes, and is kept. ``changes`` are those that --scale and --straggler ask for: names
+    of tasks, each with a factor on their times. They are made in the graph.
     """
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed
 
-    # `forecast_of` has scaled the workload before the change by the same factor.
+    # --dilation is a factor on all compute times. It also holds before the changes, where
+    # `forecast_of` has applied it.
     workload = profile.workload().scaled(arguments.dilation)
     # In a graph, one machine stands for all that are alike. A machine with a changed rank
     # must be in the graph by itself, so that `changed` finds the rank.
@@ -1133,7 +1136,8 @@ def _refuse_unknown_stragglers(
         if rank.isdecimal() and int(rank) < ranks:
             continue
         advice = f"the ranks are 0 to {ranks - 1}"
-        # Neither the cost nor --gpus says how many ranks there are, so 1 is assumed.
+        # Neither the cost nor --gpus says how many ranks there are, so 1 is assumed. The user
+        # can say by --ranks between how many ranks the cost holds.
         if ranks_of_cost is None and ranks == 1:
             advice = (
                 "the cost does not say between how many ranks it holds: give --ranks"
@@ -1154,12 +1158,13 @@ def _refuse_partly_filled_machines(per_machine: int, *gpu_counts: int) -> None:
             )
 
 
-def _cost_after(
+def _cost_between_gpus_after(
     arguments: argparse.Namespace, communication: Any, warnings: list[str]
 ) -> Any:
-    """Return the cost of messages between --gpus ranks, which were not measured.
+    """Return the cost of messages after the change to --gpus ranks, as --assume-ring allows it.
 
-    A warning that a ring is assumed is added to ``warnings``. Raises UserError without
+    No times were measured between so many ranks, so the cost of ``communication`` is taken
+    there as that of a ring, with a warning in ``warnings``. Raises UserError without
     --assume-ring.
     """
     cost = communication.cost
@@ -1202,14 +1207,15 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     at equal times, and every message waits for all ranks. One machine without a change
     therefore stands for all such machines.
     """
-    # The last machine has the rank with the largest number. An error about a rank that does
-    # not exist names that number, and is raised when the graph is changed.
+    # The last machine is only simulated for the error about a rank that does not exist. This
+    # error names the largest number of a rank in the graph.
     simulated = {machines - 1}
     # A changed rank that does not exist would be on a machine that does not exist.
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
         if machine not in simulated:
-            # The first unchanged machine stands for all others.
+            # The first unchanged machine stands for all others, although the last machine may
+            # be unchanged, too. So rank 0 is always simulated, as `_tasks_of_all_ranks` needs.
             simulated.add(machine)
             break
     return sorted(simulated)
@@ -1239,10 +1245,10 @@ def _graph(
     """Return the task graph of `ITERATIONS` iterations of training.
 
     The graph has the machines of ``changed_ranks``, one unchanged machine that stands for
-    all others, and the last machine, so that errors can name the largest number of a
-    rank. The ranks in the graph keep their numbers. The option --dilation is a factor on
-    all compute times. The backward of ``iteration`` already has this factor, and the
-    forward of ``profile`` gets it here.
+    all others, and the last machine (see `_machines_to_simulate`). The ranks in the graph keep
+    the numbers that they have among all ranks. The option --dilation is a factor on all
+    compute times. The backward of ``iteration`` already has this factor, and the forward of
+    ``profile`` gets it here.
     """
     from ddlkit.core.strategies import strategy
     from ddlkit.core.taskgraph import Gpus, of_iteration
@@ -1256,21 +1262,24 @@ def _graph(
     per_machine = arguments.gpus_per_machine
     machines = Gpus.of(workers, per_machine).machines
     changed_machines = {rank // per_machine for rank in changed_ranks}
-    simulated = _machines_to_simulate(machines, changed_machines)
+    simulated_machines = _machines_to_simulate(machines, changed_machines)
     # Each machine reads its input from a disk of its own.
-    gpus = Gpus(machines=len(simulated), per_machine=per_machine, shared_disk=False)
-    _refuse_too_many_tasks(gpus.n, layers=len(profile.forward_s))
+    simulated_gpus = Gpus(
+        machines=len(simulated_machines), per_machine=per_machine, shared_disk=False
+    )
+    _refuse_too_many_tasks(simulated_gpus.n, layers=len(profile.forward_s))
+    # This graph numbers the simulated ranks from 0 without gaps.
     graph = of_iteration(
         iteration,
         strategy(arguments.framework),
-        gpus,
+        simulated_gpus,
         forward_s=profile.forward_s * arguments.dilation,
         iterations=ITERATIONS,
         io_s=input_s.get("io_s", 0.0),
         decode_s=input_s.get("decode_s", 0.0),
         h2d_s=input_s.get("h2d_s", 0.0),
     )
-    return _with_numbers_of_ranks(graph, simulated, per_machine)
+    return _with_numbers_of_ranks(graph, simulated_machines, per_machine)
 
 
 def _refuse_too_many_tasks(ranks: int, layers: int) -> None:

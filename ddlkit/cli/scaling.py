@@ -177,6 +177,7 @@ def _predicted(arguments: argparse.Namespace, steps: DataFrame) -> Scaling:
     if arguments.kernels:
         kernels = read_kernel_sums(arguments.kernels)
     workload = _workload(arguments)
+    # `wish` is the scaling factor that the user wishes to reach, None without --wish.
     try:
         return predict_scaling(
             steps,
@@ -288,7 +289,7 @@ def _draw(result: Scaling, arguments: argparse.Namespace) -> None:
 def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     """Yield the lines for a person: a table, and paragraphs below it.
 
-    ``has_gradients`` says whether the user gave the gradients.
+    ``has_gradients`` says whether the user gave the gradients. If not, the verdict asks for them.
     """
     yield from _table(result)
     yield ""
@@ -298,6 +299,7 @@ def _screen(result: Scaling, *, has_gradients: bool) -> Iterator[str]:
     # Each collective once, in the order of the result.
     for collective in dict.fromkeys(time.collective for time in result.collectives):
         yield from _paragraph("messages", _messages(result, collective))
+    # With --wish, the result says whether the scaling factor is met that the user wishes.
     if result.wish:
         yield from _paragraph("wish", _wish(result))
     yield from _findings("advice", result, is_advice=True)
@@ -388,7 +390,9 @@ def _row(row: Count, origin: str) -> str:
     line = (
         f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  {origin} {factor:<20}"
     )
-    # Both are None if the cost of messages or the gradients are not known.
+    # The steps if nothing but messages lengthened them, on a day on which the network is quiet
+    # and on a bad day, when other jobs load it. Both are None if the cost of messages or the
+    # gradients are not known.
     if row.only_messages_step_s is not None and row.only_messages_bad_day_s is not None:
         line += f" {seconds(row.only_messages_step_s)}"
         # Within one node, there is no bad day of the network.
