@@ -227,8 +227,9 @@ def _values_by_field(
 ) -> dict[str, Any]:
     """Return the values that a description of a form states, by the name of the field.
 
-    The entries "form" and "fit" are no fields. Raises UserError if the description states
-    a field twice: under its name and under its key in `KEYS`.
+    The entries "form" and "fit" are no fields. The field ``workers`` has the key "ranks" now,
+    and had the key "workers" in earlier versions (`KEYS`). Raises UserError if a description
+    has both.
     """
     values: dict[str, Any] = {}
     for key, value in description.items():
@@ -483,9 +484,11 @@ class MessageCost(Form):
         # The time of a byte is proportional to the share of the message that each link
         # carries. A ring cuts the message into pieces of equal size, so this share is the
         # number of pieces that the link carries over the number of pieces of the message.
+        # The new time of a byte is the old one times the new share over the old share.
         sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
-        beta_by_pieces_sent = self.beta_s_per_byte * sent_ratio
-        beta = beta_by_pieces_sent * ring.pieces(self.workers) / ring.pieces(workers)
+        old_pieces = ring.pieces(self.workers)
+        new_pieces = ring.pieces(workers)
+        beta = self.beta_s_per_byte * sent_ratio * old_pieces / new_pieces
         return replace(
             self,
             alpha_s=self.alpha_s * steps_ratio,
@@ -747,20 +750,21 @@ class HeldOut(Form):
     at_bytes : ndarray, shape (k,)
         Sizes, increasing, from the first to the last one of the fit.
     normalized_log_errors : ndarray, shape (k,)
-        The mean error near each size. For a table this is divided by the `gap` between
-        the neighbours of the size to the power ``gap_power``.
+        The mean error near each size. For a table it is divided by g ** ``gap_power``. Here g
+        is the gap that the size leaves when it is held out: the logarithm of the ratio of
+        its two neighbours among the measured sizes.
     growth_below, growth_above : float
         How much the error grows from the smallest size of the fit to a size that is
         smaller by the factor e, and from the largest size to one that is larger by e.
     gap_power : float
-        The power of the gap between two sizes with which the errors of a table grow. 0
-        stands for errors that do not depend on gaps.
+        The power with which the errors of a table grow with the gap between two measured
+        sizes. It is 0 for all other costs, whose errors do not depend on gaps.
 
     Raises
     ------
     UserError
-        If sizes do not increase, if there is not one error for each, or if an error is
-        negative.
+        If sizes do not increase, if there is not one error for each, or if an error, a
+        growth or the power is negative.
     """
 
     form: ClassVar[str] = "held_out"
@@ -771,6 +775,7 @@ class HeldOut(Form):
     gap_power: float
 
     def __post_init__(self) -> None:
+        # This refuses what is no finite number.
         super().__post_init__()
         # A file may have a single number in the place of a list of one number.
         sizes = np.atleast_1d(self.at_bytes)
@@ -782,6 +787,7 @@ class HeldOut(Form):
             increase and sizes.shape == errors.shape,
             "at_bytes must increase, and there must be an error for each size",
         )
+        # None of these numbers may be negative. The text names the errors for all of them.
         least_value = min(
             errors.min(), self.growth_below, self.growth_above, self.gap_power
         )
@@ -808,8 +814,9 @@ class HeldOut(Form):
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.normalized_log_errors)
-        # The stored errors of a table were divided by the gap around their size, to this
-        # power. The errors of any other cost do not depend on gaps.
+        # A table is interpolated, and errs more in a wide gap. A gap is the logarithm of the
+        # measured size above over the one below. The stored errors were divided by the gap
+        # around their own size to this power, and are multiplied by that around ``sizes``.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.

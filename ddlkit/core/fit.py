@@ -289,6 +289,7 @@ class Fit(Generic[C]):
                 "its form needs"
             )
         sizes = np.asarray(sizes, float)
+        # This calls the function `interval` of this module.
         lower_s, upper_s = interval([draw(sizes) for draw in self.draws], level)
         return lower_s, upper_s
 
@@ -325,9 +326,10 @@ class Fit(Generic[C]):
         return {**self.cost.to_dict(), "fit": summary}
 
     def _described_draws(self) -> list[dict[str, Any]]:
-        """Return of each draw, as JSON-ready values, what differs from the cost.
+        """Return the parameters of each draw, as JSON-ready values.
 
-        All draws of a table have the sizes ("bytes") of the cost.
+        What a draw has in common with the cost is left out: the form, what the cost holds for,
+        and the sizes ("bytes") if the form is a `Table`.
         """
         names = [name for name in parameters(type(self.cost)) if name != "bytes"]
         described = []
@@ -393,12 +395,14 @@ def fit(
         raise UserError(f"draws is {draws}: must be 0 or more")
     sizes, seconds = _checked(sizes, seconds)
     why = ""
-    errors: HeldOutErrors | None = None
+    # The errors of the form at held-out sizes. They are computed only if they are needed: to
+    # choose a form, or to make draws.
+    errors_of_form: HeldOutErrors | None = None
     if form == AUTO:
         by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)
         form, why = chosen_because(by_form)
         # If no size could be held out, there are no errors of any form.
-        errors = by_form.get(form)
+        errors_of_form = by_form.get(form)
 
     # The class of the cost, the function that fits it, and how many sizes it needs.
     kind, fitter, least_sizes = _method(form)
@@ -421,16 +425,16 @@ def fit(
 
     # The draws say how uncertain the cost is. They follow from the scatter of sizes that
     # were repeated, or otherwise from errors at sizes that are held out.
-    held_out = None
+    error_model = None
     drawn_costs: tuple[Any, ...] = ()
     if draws and _draws_need_held_out_errors(kind, sizes):
-        # The choice of a form has computed these errors already.
-        if errors is None:
-            errors = held_out_errors(form, sizes, seconds)
-        held_out = _error_model(form, sizes, seconds, errors)
+        # The choice of a form may have computed these errors already.
+        if errors_of_form is None:
+            errors_of_form = held_out_errors(form, sizes, seconds)
+        error_model = _error_model(form, sizes, seconds, errors_of_form)
         # Without any size that could be held out, the fit has no draws.
-        if held_out is not None:
-            drawn_costs = held_out.draws(cost, draws)
+        if error_model is not None:
+            drawn_costs = error_model.draws(cost, draws)
     elif draws:
         resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
         drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
@@ -441,8 +445,8 @@ def fit(
         sizes=sizes,
         seconds=seconds,
         form=form,
-        held_out=held_out,
-        held_out_error=_median_error(errors),
+        held_out=error_model,
+        held_out_error=_median_error(errors_of_form),
         why=why,
     )
 
@@ -458,9 +462,10 @@ def _median_error(errors: HeldOutErrors | None) -> float | None:
 
 
 def _refuse_form_of_selections(kind: type[Any], form: str) -> None:
-    """Raise UserError if the cost of a collective cannot have a form.
+    """Raise UserError if a form is one of selections, which no collective can have.
 
-    Only a cost of messages is the cost of a collective. ``kind`` is the class of the form.
+    A selection finds the largest elements of a tensor, which alone are then sent. Its cost
+    is the time for that. ``kind`` is the class of the form.
     """
     if issubclass(kind, SelectionCost):
         raise UserError(
@@ -514,7 +519,7 @@ class _Method(NamedTuple):
 
 
 def _method(form: str) -> _Method:
-    """Return how a form is fitted: its class, its fitter, and the sizes that it needs.
+    """Return how a form is fitted: its class, its fitter, and how many sizes it needs.
 
     ``form`` is a name, or a name and a variant, as in "piecewise:45KB". Raises UserError
     for an unknown form or variant.
@@ -526,7 +531,8 @@ def _method(form: str) -> _Method:
         raise unknown_form(form, known_forms)
     name, colon, variant = form.partition(":")
     variant_refused = UserError(f"cost form {form!r}: write {name} alone")
-    # "auto" has no variants. Without a colon, `fit` has replaced it by the chosen form.
+    # "auto" has no variants. A bare "auto" is never passed to this function, because its
+    # callers replace it by another form.
     if name == AUTO and colon:
         raise variant_refused
     kinds = {kind.form: kind for kind in METHODS}
@@ -937,9 +943,9 @@ def _error_model(
     predicted_s = errors.predicted_s[size_index]
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
-    # If there are too few sizes to test the form beyond its sizes, the error is assumed
-    # to grow by the largest known error for each factor of two beyond them. Growth is
-    # stated for each factor of e, hence the division.
+    # The error grows beyond the sizes of the fit. If there are too few sizes to test the form
+    # there, it is assumed to grow by the largest known error for each factor of two. Growth
+    # is stated for each factor of e, hence the division.
     growth_if_too_few = float(row_errors.max()) / math.log(2)
     growth_below = _growth_beyond(
         form, sizes, seconds, end=sizes[0], if_too_few=growth_if_too_few
@@ -948,18 +954,19 @@ def _error_model(
         form, sizes, seconds, end=sizes[-1], if_too_few=growth_if_too_few
     )
 
-    # Errors of forms that pass through every size grow with the gap between the two
-    # neighbours of a size. A size that is held out leaves a wider gap than the fit to all
-    # sizes has, so errors are stored per gap. Errors of other forms stay as they are,
-    # because a gap to the power 0 is 1.
+    # A form that passes through every size errs more, the wider the gap between two sizes: the
+    # logarithm of their ratio. A size that is held out leaves a wider gap than the fit to all
+    # sizes has. So its errors are divided by a power of that gap, which `HeldOut` calls
+    # normalized. Errors of other forms stay as they are, because a gap to the power 0 is 1.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
-    row_errors /= _gap_without(row_sizes, np.unique(sizes)) ** gap_power
+    left_gaps = _gap_without(row_sizes, np.unique(sizes))
+    normalized_errors = row_errors / left_gaps**gap_power
 
     # Errors are stored at the held-out sizes, and at both ends of the fit.
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
     return HeldOut(
         at_bytes=at_bytes,
-        normalized_log_errors=_smoothed(at_bytes, row_sizes, row_errors),
+        normalized_log_errors=_smoothed(at_bytes, row_sizes, normalized_errors),
         growth_below=growth_below,
         growth_above=growth_above,
         gap_power=gap_power,
