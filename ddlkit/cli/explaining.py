@@ -408,8 +408,8 @@ def _first(explanation: Any) -> str:
         return f"try {best.setting}"
     # A cause has a rank if it is the delay of this rank alone. The largest gain comes first.
     delays = [cause for cause in explanation.causes if cause.rank is not None]
-    # `why_no_straggler` is empty unless a rank costs much, and misses a condition for a
-    # straggler, which the text names.
+    # The text `why_no_straggler` is not empty if a rank costs much, but does not meet all
+    # conditions for a straggler.
     if explanation.why_no_straggler and delays:
         rank, phase = delays[0].rank, delays[0].phase
         return (

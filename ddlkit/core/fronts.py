@@ -74,10 +74,14 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        A result for the first groups of plans then holds for the last groups, too. The last
-        message arrives at the largest sum, over groups k, of the selections up to group k,
-        its ready time, and the messages from group k on. Read from the last group, the sum
-        has the same form with selecting and sending exchanged.
+        A result for the first groups of plans then holds for the last groups, too. For the
+        groups 1 to K of a plan, the last message arrives at
+
+            max over k of  selecting[1] + ... + selecting[k]
+                           + ready[k] + sending[k] + ... + sending[K].
+
+        Read from group K to group 1, this is the same formula with selecting and sending
+        exchanged.
         """
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
         # reversed order the last tensor of a group becomes its first one, so rows and
@@ -151,10 +155,11 @@ class Front(NamedTuple):
         """
         a = selected_s
         b = arrived_s
-        # The suffix is read from its end, where selecting and sending change places. So p is
-        # the time of all its messages, and q is when its last message would arrive if the
-        # prefix selected nothing and left the link free. The iteration ends at a + q if the
-        # selections of the prefix delay the suffix, and at b + p if its messages do.
+        # In the front of a suffix, selecting and sending have changed places. So p is the time
+        # of all messages of the suffix, and q is when its last message would arrive if the
+        # prefix selected nothing and left the link free. The selections of the prefix delay
+        # each group of the suffix, so the iteration ends at a + q or later. The messages of
+        # the suffix follow those of the prefix, so it ends at b + p or later.
         p = self.selected_s
         q = self.arrived_s
         # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
@@ -163,8 +168,9 @@ class Front(NamedTuple):
         # least at the last point before the turn. From the turn on b + p is the larger
         # one, and rises, so it is least at the turn itself.
         turn = (p - q).searchsorted(a - b)
-        # Infinity stands for a side of the turn on which there is no point. Arrays that
-        # are filled in are faster here than `np.append`.
+        # If no point reaches the turn, it is behind the last point, where `p_at_turn` ends
+        # with infinity. If it is the first point, there is none before it, so `q_before_turn`
+        # begins with infinity. Arrays that are filled in are faster here than `np.append`.
         n_points = len(p)
         p_at_turn = np.empty(n_points + 1)
         p_at_turn[:-1] = p
@@ -183,9 +189,10 @@ class Front(NamedTuple):
         equal length. A run without points is left out.
 
         The length between two neighbours is their difference in the coordinate in which they
-        differ less. If the corner of two neighbours replaces them, no iteration that
-        continues from them comes out shorter by more than this length. For a run of more
-        points the sum of these lengths is no such bound, and only says how close they are.
+        differ less. Their corner differs from the first one in ``arrived_s`` only, and from
+        the second one in ``selected_s`` only. If it replaces them, iterations thus come out
+        shorter by this length at most. For a run of more points the sum of the lengths is no
+        such bound, and only says how close the points are.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -231,7 +238,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     Examples
     --------
     Two tensors, ready after 1 s and 2 s. Each group takes 0.1 s to be selected, and 3 s
-    to be sent:
+    to be sent. No group has the last tensor 0 and the first tensor 1, so the 0.0 is not used:
 
     >>> ready_s = np.array([[1.0, 0.0], [2.0, 2.0]])
     >>> groups = Groups(ready_s, np.full((2, 2), 0.1), np.full((2, 2), 3.0))
@@ -248,8 +255,10 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     best_ends: tuple[int, ...] = ()
     best_s = np.inf
     least_s = -np.inf
+    # Passes for a bound and passes for a plan follow each other without end, with ever more
+    # points. Once no front has more points than it may keep, both are exact, and meet.
     for this_pass in _passes():
-        # The sides are 0 and 1.
+        # The sides are 0 and 1. The bounds of both rule out plans in this pass.
         opposite = 1 - this_pass.side
         fronts, ends = _fronts(
             problems[this_pass.side],
@@ -305,14 +314,16 @@ def _passes() -> Iterator[_Pass]:
 
     A prefix is the first tensors of the network, and a suffix is the last ones. A pass
     computes the Pareto front of each prefix, or of each suffix. A point of a front is the
-    two times of a plan of these tensors: how long it selects, and when its last message
-    ends.
+    two times of a plan of these tensors: how long the largest gradients of its groups take
+    to be selected, and when its last message ends. A front with more than ``most`` points
+    is cut into as many runs of neighbours.
 
     After a first cheap bound, three passes repeat: suffixes for a bound, prefixes for a
     plan, and prefixes for a bound. Bounds alternate between the sides, because the bounds
-    of one side rule out points of the other side in the next pass. The pass for a plan
-    keeps the most promising points of each front, so it gives no lower bound. Plans are
-    sought by prefixes only, because either side finds plans of the whole network.
+    of one side rule out points of the other side in the next pass. A pass for a bound
+    replaces each run by the smallest value of each time in it. The pass for a plan keeps
+    the most promising point of each run, so it gives no lower bound. Plans are sought by
+    prefixes only, because either side finds plans of the whole network.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)
@@ -354,8 +365,10 @@ class _Candidates(NamedTuple):
 class _States:
     """The points of the fronts of all prefixes, and how each was reached.
 
-    A state is a point with a number. Its values are in arrays by this number, in which
-    the states of a prefix are neighbours.
+    A point has the two times of a plan of its prefix: how long the largest gradients of its
+    groups take to be selected, and when its last message arrives. A state is a point with a
+    number. Its values are in arrays by this number, in which the states of a prefix are
+    neighbours.
 
     Parameters
     ----------
@@ -372,7 +385,7 @@ class _States:
         The number of tensors in the prefix of each state.
     previous : ndarray of int
         The state before the last group of each state.
-    begin, points : ndarray of int, shape (n + 1,)
+    begin, n_states : ndarray of int, shape (n + 1,)
         The first state of each prefix, and how many states there are.
     count : int
         The number of all states so far.
@@ -386,7 +399,7 @@ class _States:
         self.prefix = np.zeros(capacity, np.int64)
         self.previous = np.zeros(capacity, np.int64)
         self.begin = np.zeros(n + 1, np.int64)
-        self.points = np.zeros(n + 1, np.int64)
+        self.n_states = np.zeros(n + 1, np.int64)
         self.count = 0
         # No state is before the one of the empty prefix. Its ``previous`` is never read.
         self.add(0, NOTHING_SENT, previous=np.zeros(1, np.int64))
@@ -403,7 +416,7 @@ class _States:
         self.prefix[new] = prefix
         self.previous[new] = previous
         self.begin[prefix] = self.count
-        self.points[prefix] = len(previous)
+        self.n_states[prefix] = len(previous)
         self.count = new.stop
 
     def indices(self, prefixes: Ints) -> Ints:
@@ -411,14 +424,14 @@ class _States:
 
         If two prefixes have the states 5 and 6, and 9, the result is [5, 6, 9].
         """
-        points = self.points[prefixes]
+        n_states = self.n_states[prefixes]
         # The states of a prefix are consecutive numbers, which are at consecutive
         # positions of the result. So a state is its position plus a shift, which is the
         # same for all states of a prefix.
-        begin_in_result = points.cumsum(dtype=np.int64) - points
+        begin_in_result = n_states.cumsum(dtype=np.int64) - n_states
         shift = self.begin[prefixes] - begin_in_result
-        positions = np.arange(points.sum(), dtype=np.int64)
-        return positions + shift.repeat(points)
+        positions = np.arange(n_states.sum(), dtype=np.int64)
+        return positions + shift.repeat(n_states)
 
     def with_one_more_group(
         self, groups: Groups, last: int, firsts: Ints
@@ -432,12 +445,12 @@ class _States:
         # The prefix before the first tensor has as many tensors as this tensor's number.
         previous = self.indices(firsts)
         # The times of the group that is added to each of these states.
-        points = self.points[firsts]
+        n_states = self.n_states[firsts]
         ready_s, selecting_s, sending_s = (
-            times_s[last, firsts].repeat(points) for times_s in groups
+            times_s[last, firsts].repeat(n_states) for times_s in groups
         )
-        # Selections delay when the group is ready. Its message also waits for the last
-        # message of the state.
+        # Without any selection, the group would be ready at `ready_s`. All selections up to
+        # its own delay this. Its message also waits for the last message of the state.
         selected_s = self.selected_s[previous] + selecting_s
         arrived_s = np.maximum(self.arrived_s[previous], ready_s + selected_s)
         arrived_s += sending_s
@@ -463,6 +476,10 @@ def _fronts(
 ) -> tuple[list[Front], tuple[int, ...]]:
     """Return the fronts of all prefixes, and the best plan that is found along the way.
 
+    The two coordinates of a point are `selected_s` and `arrived_s`, as in `Front`: how long a
+    plan of the prefix selects gradients, and when its last message arrives. In a mirrored
+    problem, selecting and sending are exchanged.
+
     Parameters
     ----------
     groups : Groups
@@ -470,7 +487,7 @@ def _fronts(
     prefixes : sequence of Front, length n + 1
         Lower bounds of the fronts of all prefixes, by the number of tensors. For each
         plan of a prefix that may lead to the best plan, some point of the bound is at
-        most as large in both coordinates.
+        most as large in both coordinates. They only serve to rule out groups.
     suffixes : sequence of Front, length n + 1
         Lower bounds of the fronts of all suffixes, by the number of tensors.
     limit_s : float
@@ -482,7 +499,8 @@ def _fronts(
     Returns
     -------
     fronts : list of Front, length n + 1
-        The front of each prefix, by the number of tensors.
+        The front of each prefix, by the number of tensors, or a lower bound of it in a pass
+        for lower bounds.
     ends : tuple of int
         The plan to which the most promising points lead, empty if no point is left.
     """
@@ -536,22 +554,21 @@ def _thinned(front: Front, ends_s: Floats, this_pass: _Pass) -> tuple[Front, Int
     Returns
     -------
     thinned : Front
-        One point for each run.
+        One point for each run: its corner, the least value of each coordinate, if the front
+        is to be a lower bound, and otherwise its most promising point.
     representatives : ndarray of int
-        The index of the most promising point of each run: the point with the earliest
-        end. This point stands for its run in plans, also where a corner stands for the
-        run in the front.
+        The index of the most promising point of each run, from which an iteration may end
+        the earliest. Plans go through this point, also where the front has the corner.
     """
     begins = front.runs(this_pass.most)
-    # Plans go through the representatives, whatever point stands for a run in the front.
     representatives = _smallest_of_each(ends_s, begins)
     if this_pass.is_lower_bound:
-        # The corner of a run is a lower bound. It has the least selected_s, that of the
-        # first point, and the least arrived_s, that of the last point.
+        # Along a front, selected_s rises and arrived_s falls. So the corner of a run has the
+        # selected_s of its first point and the arrived_s of its last point.
         lasts = np.append(begins[1:], len(front.selected_s)) - 1
         thinned = Front(front.selected_s[begins], front.arrived_s[lasts])
     else:
-        # A front for a plan needs points that plans reach: the representatives.
+        # A front for a plan needs points that plans reach, and no plan need reach a corner.
         thinned = Front(
             front.selected_s[representatives], front.arrived_s[representatives]
         )
@@ -657,11 +674,13 @@ def _useful(
     # After the group that ends with tensor `last`, n - last - 1 tensors remain. In
     # reverse, the corners of suffixes are in the order of `last`, one row for each.
     corners_after = np.array([front.corner for front in suffixes[:n]])[::-1]
-    # In the mirrored problem of suffixes, what is sent takes the place of what is
-    # selected. Slices keep the shape (n, 1), which is broadcast over the columns.
+    # Suffixes are read from their end, where sending takes the place of selecting. Their first
+    # coordinate is the time of all their messages. The second one is when the last of them
+    # arrives if nothing is selected or sent before the suffix. Slices keep the shape (n, 1),
+    # which is broadcast over the columns.
     after_sent_s = corners_after[:, :1]
     after_arrived_s = corners_after[:, 1:]
-    # The point (a, b) of the prefix that ends with the group.
+    # The coordinates of the prefix that ends with the group.
     selected_s = before_selected_s + groups.selecting_s
     start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
@@ -669,8 +688,8 @@ def _useful(
     # message arrives at minus infinity. Their sum is not a number, which compares as
     # False, so that such a group counts as not useful.
     with np.errstate(invalid="ignore"):
-        # This is max(b + p, a + q), the end of the iteration by the module's docstring,
-        # with the point (a, b) of the prefix and the corner (p, q) of the suffix.
+        # All messages of the suffix follow the last one of the prefix, and the selections of
+        # the prefix delay each group of the suffix.
         ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
     # The margin ROUNDING keeps a group whose end equals the limit but for rounding. Where
     # the first tensor comes after the last one, there is no group, and `np.tril` is False.
