@@ -37,7 +37,9 @@ _ROUNDING_BYTES_PER_S = 0.005e9
 
 
 def matches(text: str) -> bool:
-    """Return whether some line of a file is the head of a table of these programs.
+    """Return whether a file has the head of a table as all_reduce_bench.py prints it.
+
+    torch-dist-bench.py prints the same head.
 
     Examples
     --------

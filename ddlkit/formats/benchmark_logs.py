@@ -231,6 +231,7 @@ class Table:
         # groups.
         n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
         group_sizes = Counter(group for _, group in self.listed_ranks)
+        # A list that shows a single group is taken to have no other, even if it is cut.
         if len(group_sizes) == 1:
             return n_ranks
         # In a list that leaves ranks out, the sizes of groups cannot be counted.
@@ -266,17 +267,17 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # Runs at once print several heads, or have one rank each. A table with one head and
-        # several ranks is of one run. Its list may have rank 0 twice, if an earlier attempt
-        # failed after it had printed its own list.
+        # A table with one head and several ranks is of one run: runs at once would have
+        # printed a head each, or would be of one rank each. The list of one run may have rank
+        # 0 twice, if an earlier attempt failed after it had printed its own list.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
-        # The counts are by rank and group. Ranks are numbered across groups, so that all
-        # runs list rank 0 in one and the same group.
+        # The counts are by rank and group. Ranks are numbered across groups, so rank 0 is in
+        # one group, and there is one count of it.
         counts_of_rank_0 = [
             count for (rank, _), count in self.listed_ranks.items() if rank == 0
         ]
-        # A log without a list of ranks is of one run.
+        # Without a list of ranks there is no count, and the log is of one run.
         return max(counts_of_rank_0, default=1)
 
     def add_facts(self, line: str) -> None:
@@ -325,17 +326,19 @@ class Table:
         Parameters
         ----------
         words : list of str
-            The words of the row. A blank cell has no word, and a time stamp has two.
+            The words of the row. A blank cell has no word. A time stamp, which is the last
+            cell of a row, has two words, and only the first is returned.
         where : str
             File and line, as errors name them.
 
         Returns
         -------
-        before_times : dict of str to str
+        cells_before_times : dict of str to str
             The cells before the first time.
-        places : list of dict of str to str
+        cells_of_places : list of dict of str to str
             The time and the cells after it. The list has one such dict or, if the table has
-            times out of place and in place, one for each of the two.
+            times out of place and in place, one for each of the two. A time stamp behind two
+            places is in a last dict of its own.
 
         Raises
         ------
@@ -357,14 +360,16 @@ class Table:
         n_columns_of_place = len(timed)
         if "time" in timed[1:]:
             n_columns_of_place = timed.index("time", 1)
-        places = []
+        cells_of_places = []
+        # Each place begins at the position `start` in `timed`.
         for start in range(0, len(timed), n_columns_of_place):
             names = timed[start : start + n_columns_of_place]
             place_words = words[n_words_before + start :]
             # Not strict, because the words of the second place follow those of the first.
-            places.append(dict(zip(names, place_words, strict=False)))
+            cells_of_places.append(dict(zip(names, place_words, strict=False)))
         # Not strict, because the words of the times follow.
-        return dict(zip(before, words, strict=False)), places
+        cells_before_times = dict(zip(before, words, strict=False))
+        return cells_before_times, cells_of_places
 
     def _words_before_times(
         self, words: list[str], before: list[str], timed: list[str], where: str
@@ -399,7 +404,8 @@ def _collectives_in(line: str) -> set[str]:
     collectives = set()
     for named in _NAME.finditer(line):
         # Of the three groups of `_NAME`, one for each program, only one has matched. The
-        # group of OSU is empty for its latency test between two ranks.
+        # group of OSU is empty for its latency test between two ranks, and `_BY_SPELLING`
+        # has "point_to_point" for "".
         spelling = (named["nccl"] or named["osu"] or named["intel"] or "").lower()
         # OSU calls its alltoall "All-to-All Personalized Exchange".
         letters = re.sub("[^a-z]|personalized exchange", "", spelling)
@@ -441,8 +447,10 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
         rows = rows.drop(columns="ranks")
     # The note says why rows in place were chosen, if the user has not chosen them.
     rows, note = rows_of_place(rows, options.place, file)
-    # The source of times of OSU also tells where the buffers were, as in "osu-cuda".
-    return MessageTimes(table.layout.program + table.memory.lower(), rows, note)
+    # OSU may say where its buffers were. With the title "OSU MPI-CUDA Allreduce", `memory`
+    # is "-CUDA", and the source "osu-cuda". For other programs, `memory` is "".
+    source = table.layout.program + table.memory.lower()
+    return MessageTimes(source, rows, note)
 
 
 def other_test(text: str) -> str:
@@ -510,8 +518,9 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether text of NCCL_DEBUG came in the line of the last row or of its rest. It may
-        # have come after the whole row, so it need not have cut the row.
+        # Whether the last line of a row also had text of NCCL_DEBUG. If this text has cut the
+        # row, the rest of the row comes in a later line. If it came after the whole row, it
+        # has cut nothing.
         self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False
@@ -529,25 +538,28 @@ class _TableCollector:
             # The whole line is NCCL's. It may be between the parts of a row, whose rest is
             # therefore still expected.
             return
+        # `row_may_be_cut` still tells of an earlier line here.
         is_of_row = self._adds_rest_of_row(before_debug)
         if not is_of_row:
             is_of_row = self._adds_row(number, before_debug)
         # If NCCL's text came in the line of a row, the rest of the row may come in a later
         # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
-        # Empty lines say nothing.
+        # Empty lines say nothing. NCCL's text had to be left out only where its words would
+        # be taken for cells, so any other line is passed with it.
         if not is_of_row and line.strip():
             self._add_other_line(number, line)
 
     def _adds_row(self, number: int, line: str) -> bool:
-        """Add a line as a new row if it is one, and return whether it is.
+        """Return whether a line looks like a row, after adding it to the current table.
 
-        Numbers that follow no head are not of a table, and are not added.
+        Numbers that follow no head look like a row, too, but no table gets them.
         """
         if not _ROW.match(line):
             return False
         if self.current is not None:
             self.current.rows.append((number, _WORD.findall(line)))
+            # The end of a Markdown block that comes next is the end of the table.
             self.is_after_row = True
         return True
 
@@ -561,7 +573,8 @@ class _TableCollector:
         self.is_after_row = False
         if _FENCE.match(line):
             # A fence (```) begins or ends a code block of a Markdown page. If it comes right
-            # after a row, it ends the block that quotes the table.
+            # after a row, it ends the block that quotes the table. A quotation may lack the
+            # last line of nccl-tests, so the table counts as whole.
             if is_after_row:
                 self._end_table(is_whole=True)
             return
@@ -574,18 +587,22 @@ class _TableCollector:
             self.current.out_of_bounds = int(wrong["count"])
         end = _END.search(line)
         if end:
-            # Only the last line of nccl-tests tells that no row is missing.
-            self._end_table(is_whole=end["last_line"] is not None)
+            # This line is either the last one of nccl-tests, which tells that no row is
+            # missing, or the beginning of another test, before which rows may be missing.
+            is_last_line = end["last_line"] is not None
+            self._end_table(is_whole=is_last_line)
         # Any other line may state facts about the table whose head is still to come.
         self.following.add_facts(line)
 
     def _end_table(self, *, is_whole: bool) -> None:
         """End the current table, if there is one.
 
-        Rows until the next head then belong to no table.
+        Rows until the next head then belong to no table. ``is_whole`` says whether this
+        end shows that no row is missing.
         """
         if self.current is None:
             return
+        # A table that `_begin_table` has taken for whole stays whole.
         if is_whole:
             self.current.is_whole = True
         self.current = None
@@ -635,9 +652,11 @@ class _TableCollector:
         self.following = Table()
         table.layout, table.columns = head
         table.n_heads += 1
+        # The rates are algbw and busbw, which only nccl-tests prints.
         table.has_rates = "algbw" in table.columns
-        # nccl-tests prints its heads as comments, and prints a last line after the rows. If a
-        # head has no "#", the table was copied out of a log, and its last line was not.
+        # nccl-tests prints its heads as comments, and prints a last line after the rows, by
+        # which `_end_table` makes the table whole. If a head has no "#", the table was copied
+        # out of a log without its last line, and counts as whole at once.
         awaits_last_line = line.startswith("#")
         table.is_whole = not awaits_last_line
         if table.layout.time not in table.columns:
@@ -743,7 +762,8 @@ def _message_times(
         _check_values(sheet, frame)
         _refuse_out_of_bounds(table, file)
         factors = {convention.algbw_factor for convention in possible.values()}
-        # Without a possible collective, algbw is taken for the plain size over time.
+        # Without a possible collective, algbw is taken for the plain size over time. A row
+        # that contradicts it is named before the whole table is refused.
         _check_rates(sheet, frame, factors or {1.0})
     # This refuses the table if no collective is possible.
     name = _decided_collective(table, file, possible, wanted_collective, ranks)
@@ -787,7 +807,8 @@ def _without_mpi(problem: str, file: str) -> UserError:
     """Return the error for a log of nccl-tests without MPI.
 
     Without MPI, its processes know nothing of one another. Each process is a run by
-    itself, whose ranks count from 0, and all of them print into one log.
+    itself, whose ranks count from 0, and all of them print into one log. ``problem`` says
+    what they print, as in "3 processes print a table each".
     """
     return UserError(
         f"{file}: {problem}, each as rank 0: nccl-tests was built without MPI: "
@@ -992,12 +1013,14 @@ def _lines_of_table(table: Table, file: str) -> list[_Line]:
                 f"{where}: the same as the row before it: is every line there twice?"
             )
         words_before = words
-        before_times, places = table.cells(words, where)
+        # Both have cells by the names of their columns: those before the first time, and for
+        # each place (out of place, in place) the time and those after it.
+        cells_before_times, cells_of_places = table.cells(words, where)
         # The cells that tell several kinds of messages of one size apart, as the type does.
         variant = {
-            name: cell for name, cell in before_times.items() if name in _VARIANTS
+            name: cell for name, cell in cells_before_times.items() if name in _VARIANTS
         }
-        lines.append(_Line(number, size, variant, places))
+        lines.append(_Line(number, size, variant, cells_of_places))
     return lines
 
 
@@ -1101,9 +1124,10 @@ def _possible_by_rates(
 ) -> dict[str, Convention]:
     """Return the collectives that would be printed with such columns and rates.
 
-    The columns are redop, root and #wrong. The rates are two ratios: algbw over size
-    per time, and busbw over algbw. ``ranks`` is 0 if it is unknown. The number of ranks
-    then follows from the second ratio.
+    The columns are redop, root and #wrong, in which nccl-tests prints N/A for collectives
+    that it does not check. The rates are two ratios: algbw over size per time, and busbw
+    over algbw. ``frame`` has the rows of the ``table`` as numbers. ``ranks`` is 0 if it is
+    unknown. The number of ranks then follows from the second ratio.
 
     The result has the way in which the table prints each of these collectives.
     """
@@ -1112,11 +1136,11 @@ def _possible_by_rates(
     # or none have a root. The last row stands for all.
     _, last_words = table.rows[-1]
     # No error needs ``where``, because `_lines_of_table` has refused rows that lack cells.
-    before_times, places = table.cells(last_words, where="")
+    cells, cells_of_places = table.cells(last_words, where="")
     # nccl-tests prints "none" and "-1" for a collective without reduction or root. Its
     # older versions call the column of the operation "op".
-    redop = before_times.get("redop", before_times.get("op", "none"))
-    root = before_times.get("root", "-1")
+    redop = cells.get("redop", cells.get("op", "none"))
+    root = cells.get("root", "-1")
     has_redop = redop != "none"
     has_root = not root.startswith("-")
 
@@ -1127,9 +1151,13 @@ def _possible_by_rates(
         convention = _fitting_convention(collective, rates, ranks)
         if convention is not None:
             possible[name] = convention
-    # N/A in the column "wrong", which older versions call "error", means that the results
-    # were not checked. Tables without this column count as checked.
-    is_checked = [cells.get("wrong", cells.get("error")) != "N/A" for cells in places]
+    # For each place (out of place, in place), N/A in the column "wrong", which older versions
+    # call "error", means that the results were not checked. Tables without this column count
+    # as checked.
+    is_checked = [
+        after_time.get("wrong", after_time.get("error")) != "N/A"
+        for after_time in cells_of_places
+    ]
     return _possible_by_checks(possible, is_checked)
 
 
@@ -1165,7 +1193,7 @@ class _Rates(NamedTuple):
     busbw_factor : float
         The printed busbw over the printed algbw.
     algbw_error, busbw_error : float
-        How far each ratio may be off, as a share of it.
+        How far each ratio may be off, as a share of the ratio without rounding.
     """
 
     algbw_factor: float
@@ -1176,7 +1204,8 @@ class _Rates(NamedTuple):
     def fit(self, convention: Convention) -> bool:
         """Return whether a program may have printed these rates by a convention.
 
-        Each ratio may differ from that of the convention by its error, which is a share.
+        The convention has the ratios without rounding. Each measured ratio may differ from
+        that of the convention by its error, which is a share of the latter.
         """
         algbw_off = abs(self.algbw_factor - convention.algbw_factor)
         busbw_off = abs(self.busbw_factor - convention.busbw_factor)
@@ -1199,11 +1228,13 @@ def _measured_rates(frame: DataFrame) -> _Rates:
     mean_bytes_per_s = (fast["size"] / fast["time"]).mean()
     algbw_factor = mean_algbw_gb_per_s / mean_bytes_per_s * 1e9
     busbw_factor = fast["busbw"].mean() / mean_algbw_gb_per_s
-    # Each of the two bandwidths of a ratio is rounded by up to 0.005 GB/s. The term 0.001
-    # leaves some room.
-    busbw_error = 0.001 + 0.01 / mean_algbw_gb_per_s
-    # Times of a second and more are printed to two digits, so that rounding changes them by up
-    # to 5%.
+    # algbw and busbw are each rounded by up to 0.005 GB/s. busbw is taken to be about as large
+    # as algbw, so each is off by a share of 0.005 / algbw, and their ratio by the sum of both
+    # shares. The term 0.001 leaves some room.
+    busbw_error = 0.001 + 2 * 0.005 / mean_algbw_gb_per_s
+    # In algbw over size/time, only algbw is rounded to 0.005 GB/s, for which busbw_error is
+    # more than enough. Times of a second and more are printed to two digits, so that rounding
+    # changes them by up to 5%.
     algbw_error = busbw_error + 0.05
     return _Rates(algbw_factor, busbw_factor, algbw_error, busbw_error)
 
@@ -1215,9 +1246,10 @@ def _possible_by_checks(
 
     ``is_checked`` says for each of `PLACES` (out of place, in place) whether its results
     were checked. Since 2022, nccl-tests does not check alltoall and sendrecv in place, and
-    checks everything else. A table in which both places are checked cannot be of
-    sendrecv. If nothing was checked, or if the table has one place only, all collectives
-    stay possible.
+    checks everything else. A table in which both places are checked may be of alltoall by
+    an older version. It is taken not to be of sendrecv, which nccl-tests only has since
+    2021. If nothing was checked, or if the table has one place only, all collectives stay
+    possible.
     """
     if is_checked == [True, False]:
         unchecked_in_place = ("alltoall", "sendrecv")
@@ -1247,9 +1279,9 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
     """Return the ways in which versions of nccl-tests print size, algbw and busbw.
 
-    The result has each way for this collective between this number of ranks. The defaults
-    of `Convention` are the size of the whole message, an algbw of size over time, and a
-    busbw that is equal to algbw.
+    The result has each way for this collective between this number of ranks. A
+    `Convention` has three ratios, which are 1 by default: algbw over the printed size per
+    time, busbw over algbw, and the bytes of the message over the printed size.
     """
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
@@ -1278,11 +1310,13 @@ def _prints_a_part(name: str) -> bool:
 
 
 def _check_values(sheet: Sheet, frame: DataFrame) -> None:
-    """Raise UserError if a collective had wrong results, by the counts of a table."""
+    """Raise UserError if the rows of a table count wrong results of the collective."""
+    # The count is 0 where results were not checked.
     n_wrong = frame["#wrong"].to_numpy()
-    if n_wrong.any():
+    has_wrong = n_wrong > 0
+    if has_wrong.any():
         # argmax returns the first row with wrong values.
-        row = int(np.argmax(n_wrong > 0))
+        row = int(np.argmax(has_wrong))
         size = format_bytes(frame["size"][row])
         problem = (
             f"the benchmark found {n_wrong[row]:g} wrong values in a message of {size}"
@@ -1294,7 +1328,8 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     """Raise UserError for an algbw that contradicts size over time.
 
     ``sheet`` has the rows of the table as text, and ``frame`` as numbers. ``factors`` are
-    the possible ratios of algbw to size over time.
+    the ratios of algbw to size over time, one for each way in which the table may have
+    been printed (see `_conventions`).
     """
     # All rates are in GB/s, as they are printed.
     algbw = frame["algbw"].to_numpy()
@@ -1303,8 +1338,8 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     # the shape (factors, rows), and the result (rows,).
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # The printed time, from which the rate follows, is rounded by a share, and algbw by
-    # some GB/s. The factor 1.02 and the terms 0.001 and 1e-4 leave some room for other
-    # roundings.
+    # some GB/s. The factor 1.02 and the terms 0.001 and 1e-4 (GB/s) let both be off by a
+    # little more. They are chosen, not measured.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding_share = np.array(
