@@ -94,10 +94,11 @@ def _row(
     a duration without a unit.
     """
     ranks = int(title["ranks"])
-    collective = collective_named(title["collective"])
-    # The program's short name for messages between two ranks.
+    # "pt2pt" is the program's short name for messages between two ranks.
     if title["collective"] == "pt2pt":
         collective = "point_to_point"
+    else:
+        collective = collective_named(title["collective"])
     n_bytes = _bytes_of_tensor(match, where)
     # The tensor is the input of one rank. The size of an all-gather is that of its output.
     if collective == "all_gather":

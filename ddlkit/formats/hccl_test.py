@@ -13,7 +13,6 @@ part of one rank instead, so that the size of a message is that of the bandwidth
 
 from __future__ import annotations
 
-import math
 import re
 
 from ddlkit.core.errors import UserError, shown
@@ -79,7 +78,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                     f"give --collective {' or '.join(KNOWN)}"
                 )
             where = f"{file}: row at line {number}"
-            rows.append(_row(match, where, collective, options.ranks or 0))
+            # 0 stands for a number of ranks that the user has not given.
+            user_ranks = options.ranks or 0
+            rows.append(_row(match, where, collective, user_ranks))
         # A command names its program, such as all_gather_test. Other words that end with
         # "_test" leave the collective as it is.
         for program in _PROGRAM.findall(line):
@@ -120,7 +121,8 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
         n_bytes=n_bytes,
         seconds=seconds,
         collective=collective,
-        # The log does not state the number of ranks.
+        # A row has the number of ranks that its log states, and not the user's. No log of
+        # hccl_test states one, for which 0 stands.
         ranks=0,
     )
 
@@ -141,6 +143,4 @@ def _whole_message_bytes(
         return None
     n_bytes = parts * size
     relative_error = abs(bytes_by_rate / n_bytes - 1)
-    # The error is infinite or NaN where large numbers overflow.
-    agrees = math.isfinite(relative_error) and relative_error <= allowed
-    return n_bytes if agrees else None
+    return n_bytes if relative_error <= allowed else None

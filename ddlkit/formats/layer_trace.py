@@ -181,7 +181,8 @@ class LayerTrace:
             Forward and backward have a value for each layer from the first one with a
             gradient on. Communication has a value for each gradient. The forward time of
             the layers before the first one with a gradient counts as reading of data
-            (t_io). A trace has no copies to the GPU and no update, so their times are 0.
+            (t_io). Their backward, which no gradient needs, is left out. A trace has no
+            copies to the GPU and no update, so their times are 0.
         plan : FusionPlan
             The plan "none", which fuses no gradients: a group for each gradient. A layer
             without a gradient is in the group of the gradient that is ready next, and adds
@@ -206,7 +207,8 @@ class LayerTrace:
         )
         # A plan counts layers in ready order, from the last one. So layer `row` of L has
         # the number L - 1 - row, and a group that ends with it has the exclusive end
-        # L - row. Reversed rows give rising ends.
+        # L - row. Reversed rows give rising ends. The last end, L - first, is the number of
+        # layers of ``times``.
         ends = len(self.name) - rows[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 
@@ -251,8 +253,9 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     Parameters
     ----------
     text : str
-        The content of the file: columns that are separated by blanks or commas, with or
-        without a header.
+        The content of the file, with or without a header. Its columns, which blanks or
+        commas separate, are the id, the name, the microseconds of forward, backward and
+        communication, and the bytes of the gradient.
     file : str
         The file, as errors name it.
 
@@ -274,7 +277,8 @@ def parse_trace(text: str, file: str) -> LayerTrace:
     (('conv', 'relu'), [2e-05, 3e-06])
     """
     sheet = _sheet(text, file)
-    # `exact=False` marks a user's own file, in which implausible numbers are refused.
+    # `exact=False` marks a user's own file, in which implausible numbers are refused. The
+    # microseconds of the file become seconds here.
     frame = _TRACE.frame(sheet, exact=False)
     n_layers = _layers_of_an_iteration(frame["id"].to_numpy())
     _refuse_wrong_ids(sheet, frame, n_layers)
@@ -437,8 +441,9 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
 def _totals(trace: LayerTrace) -> Finding:
     """Return a remark for the user: the sums of times and sizes in the mean iteration."""
     forward_s = trace.forward_s.mean(axis=0)
-    # Layers before the first one with a gradient may be the reading of data.
-    first = trace.learnable[0]
+    # The position of the first layer with a gradient, which is the first one with parameters.
+    # The layers before it may be the reading of data.
+    first = int(trace.learnable[0])
     before_first = format_seconds(float(forward_s[:first].sum()))
     forward = format_seconds(float(forward_s.sum()) - float(forward_s[:first].sum()))
     backward = format_seconds(float(trace.backward_s.mean(axis=0).sum()))

@@ -50,7 +50,8 @@ def read_bytes_seconds(
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
         were measured. With the default, "", such a file is taken. With any other text, it
-        is refused with this advice, even if ``ranks`` is given.
+        is refused with this advice, even if ``ranks`` is given. A log that `benchmark_logs`
+        reads is not refused if ``ranks`` is given, because its rows get this number.
 
     Returns
     -------
@@ -75,10 +76,11 @@ def read_bytes_seconds(
         collective=collective, ranks=ranks, place=place, table=table
     )
     wanted = {"collective": collective, "link": link, "ranks": ranks}
-    # ``note`` says what the user should know of the rows, such as why the times of one
-    # place were taken. It is "" if there is nothing to know.
+    # ``note`` says why the times of one place alone were taken, if the caller chose none. It
+    # is "" in all other cases.
     source, frame, note = _messages(path, options)
-    # Only the file itself counts here, so ``ranks`` of the caller plays no part.
+    # The readers, except that of `benchmark_logs`, take ``ranks`` of the caller for checks
+    # only, so that the rows have the number of ranks only if the file states it.
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
     # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the

@@ -167,6 +167,7 @@ def _row(
         busbw = float(cells["busbw(gb/s)"])
     except (KeyError, ValueError):
         raise UserError(f"{where}, algbw and busbw: a number is missing") from None
+    # The unit, in bytes/s, is 1e9 (GB/s) or 2**30 (GiB/s): the one that fits algbw better.
     unit = _unit_of_bandwidths(algbw, size / seconds)
     distance = abs(algbw - size / seconds / unit)
     # The tolerance is a share of algbw, and its printed value is rounded besides.
@@ -177,13 +178,11 @@ def _row(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"
         )
-    # One unit of the last digit, 0.01, is allowed for the rounding of the printed busbw. If
-    # algbw has few digits, both units may fit, and `unit` may be the wrong one. Then busbw
-    # is also off by the difference between the units.
-    last_digit_bytes_per_s = 2 * _ROUNDING * unit
-    busbw_rounding_bytes_per_s = (
-        last_digit_bytes_per_s + _SHARE_BETWEEN_UNITS * busbw * unit
-    )
+    # Rounding changes the printed busbw by up to half a step of its last digit. A whole step,
+    # 0.01, is allowed, which is a choice. If algbw has few digits, it may fit both GB/s and
+    # GiB/s, and `unit` may be the wrong one. Then busbw is off by their difference, too.
+    step_bytes_per_s = 2 * _ROUNDING * unit
+    busbw_rounding_bytes_per_s = step_bytes_per_s + _SHARE_BETWEEN_UNITS * busbw * unit
     return BenchmarkRow(
         where=where,
         n_bytes=size,

@@ -96,8 +96,8 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     ``collective`` is used if the log does not name one. Raises UserError if the log is
     wrong, or does not list the host of each rank.
     """
-    # `read_log` returns the times of the only table that fits, and this table, which has
-    # facts about the run. It refuses a log in which several tables fit.
+    # `read_log` refuses a log in which several tables fit. Of the only one, ``rows`` has the
+    # times, and ``table`` has what the lines above it state of the run, such as the hosts.
     tables = benchmark_logs.read_tables(text, file)
     rows, table = benchmark_logs.read_log(tables, file, collective=collective or "")
     # nccl-tests times collectives in place (the result over the input) and out of place. All
@@ -110,6 +110,8 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
             f"{file}: does not list the host of each rank, so its number of nodes is not known: "
             "give a CSV with the columns bytes, seconds, ranks and nodes"
         )
+    # In a user's own table, `settings` is any text on the settings of a run. A log has no
+    # such text, for which "" stands.
     return rows.assign(nodes=table.nodes, nccl=table.nccl, settings="")
 
 
@@ -184,7 +186,8 @@ def _extra_columns(sheet: Sheet) -> DataFrame:
     for name in sheet.header:
         header.append("nodes" if _in_letters(name) in _NODES_NAMES else name)
     renamed = Sheet(sheet.file, tuple(header), sheet.lines, sheet.rows)
-    # All other columns are ignored.
+    # `exact=False` marks a user's own file: all other columns are ignored, and implausible
+    # numbers are refused.
     return _EXTRA.frame(renamed, exact=False)
 
 
