@@ -171,9 +171,10 @@ class Event(NamedTuple):
         is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
-        # Some kernels of NCCL serve several collectives. Only the name that the operator
-        # of the message noted, which is in ``args``, says which one was sent. Without that
-        # name, the text begins with "None", in which no name of a collective occurs.
+        # Some kernels of NCCL serve several collectives. Which one was sent is then in the
+        # name that the operator of the message noted in ``args``. If none is noted, the text
+        # begins with "None", which matches no collective, and the name of the span decides.
+        # If the two names differ, the first of `COLLECTIVES` that either one has counts.
         both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         # The spellings are in small letters without underscores.
         both_names = both_names.lower().replace("_", "")
@@ -374,6 +375,8 @@ def trace_of_document(document: Any, source: str) -> KinetoTrace:
         If the document is no Chrome trace, if a span has no name, start or duration, if
         the trace has no span, or if it has launches of kernels but no kernel.
     """
+    # Work of the GPU that was launched before the trace began is marked, so that no
+    # iteration of the trace counts it.
     events = _mark_launched_before_trace(_spans(document, source))
     trace = KinetoTrace(source, tuple(events))
     if not trace.events:
@@ -433,8 +436,9 @@ def _spans(document: Any, source: str) -> list[Event]:
     """Return the spans of a Chrome trace, the earliest first.
 
     Spans of a GPU have the instants of their launches, and spans of messages have their
-    sizes. This is also so where gloo sends a message of sharded parameters as another
-    collective. Times are in seconds from the start of the first span.
+    sizes. Gloo's messages of sharded parameters have their true collectives and sizes, even
+    where gloo sends a reduce-scatter as an all-reduce. Times are in seconds from the start
+    of the first span.
 
     The list of entries is taken out of the ``document``, so that a large trace is not
     kept twice. Raises UserError if the document is no Chrome trace, or if a span has no
@@ -452,8 +456,9 @@ def _spans(document: Any, source: str) -> list[Event]:
     launched = _with_launches(events)
     # Of spans that start together, the longest contains the others and comes first.
     ordered = sorted(launched, key=lambda event: (event.start_s, -event.end_s))
-    # The operator that posts a sharded message is matched with the first of gloo's spans
-    # that fits, so the spans must be in order.
+    # A message of sharded parameters gets its collective and size from the operator that
+    # posted it. An operator is matched with the first of gloo's spans that fits, so the spans
+    # must be in order.
     return _with_sharded_messages(ordered)
 
 
@@ -472,7 +477,7 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
         # adds to the rows of the GPU, are left out, too.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
-        if not _is_timed(entry):
+        if not _has_name_and_times(entry):
             name = shown(entry.get("name"))
             start = shown(entry.get("ts"))
             duration = shown(entry.get("dur"))
@@ -487,7 +492,8 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
 def _taken_entries(document: Any, source: str) -> list[dict[str, Any]]:
     """Return all entries of a Chrome trace, after taking their list out of the document.
 
-    A Chrome trace is an object with a list "traceEvents" of entries, or only the list.
+    As long as the document has the list, the memory of no entry can be freed. A Chrome trace
+    is an object with a list "traceEvents" of entries, or only the list.
     Raises UserError if the document is neither, or if an entry is no object.
     """
     entries = document
@@ -502,7 +508,7 @@ def _taken_entries(document: Any, source: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _is_timed(entry: Mapping[str, Any]) -> bool:
+def _has_name_and_times(entry: Mapping[str, Any]) -> bool:
     """Return whether a span has a name, a start and a duration that is not negative.
 
     Start and duration, in microseconds, may be at most ``MOST_US``.
@@ -541,10 +547,11 @@ def _event(entry: Mapping[str, Any], first_us: float) -> Event:
 
 
 def _with_launches(events: Sequence[Event]) -> list[Event]:
-    """Return all spans, after adding the instants of launches to those of a GPU.
+    """Return all spans, those of a GPU with the instants of their launches.
 
-    Messages on a GPU also get their sizes, as far as their operators note them. A span
-    of a GPU and its launch on the processor have the same correlation number.
+    These instants are in ``correlated_s``. Messages on a GPU also get their sizes, as far as
+    their operators note them. A span of a GPU and its launch on the processor have the same
+    correlation number.
     """
     # By their correlation numbers, the spans of the processor that launch work.
     launches = {}
@@ -557,9 +564,9 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # The launch itself has the number, too, so it gets the instant and the sizes that
-        # its kernel gets. They do no harm there: a span of the processor counts as launched
-        # when it starts anyway, and only the sizes of messages are read.
+        # The launch itself has the number, too, and gets the same as its kernel. The instant
+        # is then its own start, which counts as the launch of a span of the processor anyway,
+        # and nobody reads its sizes, because it is no message.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -643,7 +650,7 @@ def _size_args(
 
     A kernel of NCCL does not always have these arguments, but the operator during which
     it was launched has them. ``launches`` has the launch of each correlation number. A
-    message whose operator is not in the trace has no arguments in the result.
+    message whose operator is not in the trace has an empty dict in the result.
     """
     message_correlations = set()
     for event in events:
@@ -652,7 +659,9 @@ def _size_args(
             continue
         if event.collective:
             message_correlations.add(correlation)
-    # The thread, the instant and the correlation number of the launch of each message.
+    # The thread, the instant and the correlation number of the launch of each message. In
+    # this order, the launches of a thread during some time are neighbours, which is how
+    # `_launched_during` finds them.
     launches_of_messages = sorted(
         (launches[correlation].thread, launches[correlation].start_s, correlation)
         for correlation in message_correlations
@@ -680,20 +689,20 @@ def _launched_during(
 
     ``launches`` has the thread, the instant and the correlation number of the launch of
     each message, and is sorted. An operator has launched what was launched on its thread
-    between its start and its end.
+    from its start (inclusive) to its end (exclusive).
     """
     # These launches are neighbours in the sorted list. They are found by thread and
     # instant. A tuple of only these two sorts before all tuples of three that begin with
     # them.
     first = bisect_left(launches, (operator.thread, operator.start_s))
-    behind_last = bisect_right(launches, (operator.thread, operator.end_s))
+    behind_last = bisect_left(launches, (operator.thread, operator.end_s))
     return [correlation for _, _, correlation in launches[first:behind_last]]
 
 
 def _size_args_of_operator(operator: Event) -> dict[str, Any]:
-    """Return those arguments of an operator that tell the size of the message it sends."""
-    # An operator such as nccl:all_reduce has the size in its input alone, and the
-    # collective in its name.
+    """Return the arguments of an operator that tell the message it sends, and its size."""
+    # An operator such as nccl:all_reduce has the collective in its name, and the size only
+    # in "Input Dims" and "Input type". Its other arguments are returned, too.
     if operator.name != _RECORD_COMMS:
         return {**operator.args, _COLLECTIVE_NAME: operator.name}
     # record_param_comms notes the sizes of input and output. Its argument "Input Dims" is
@@ -706,7 +715,7 @@ def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
     """Return all spans, those that were launched before the trace began marked as such.
 
     The mark is minus infinity as the instant of the launch. Only spans of a GPU get it. A
-    stream works in the order of launches. What it does before the first span whose launch
+    stream works in the order of launches. What it does before its first span whose launch
     is in the trace was therefore launched before the trace. ``events`` are in the order
     of their start.
     """
@@ -716,9 +725,9 @@ def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
         # The thread of a span of a GPU is its stream.
         if event.on_gpu and event.correlated_s is not None:
             first_known_s.setdefault(event.thread, event.start_s)
-    # A stream without any known launch is compared with the earliest instant of the other
-    # streams. If the trace has no launch at all, the default, minus infinity, lets no span
-    # be marked.
+    # A stream without any such span does not tell. What it does before the first such span
+    # of all other streams is taken for launched before the trace, too. If no stream has such
+    # a span, the default, minus infinity, lets no span be marked.
     earliest_s = min(first_known_s.values(), default=-math.inf)
     marked = []
     for event in events:
@@ -808,9 +817,9 @@ class TracedIteration(NamedTuple):
             # How many functions had begun when the event began, itself included if it is
             # a function.
             n_begun = bisect_right(starts_s, event.start_s)
-            # An event that ends after all functions that had begun lies inside none of
-            # them. A function of backward lies inside itself, so it is not taken for an
-            # operator of forward.
+            # Of the functions that had begun, the last one ends at `latest_end_s[n_begun]`. An
+            # event lies inside one of them, or else it ends after all of them. A function
+            # never ends after itself, so it is not taken for an operator of forward.
             is_outside = event.end_s > latest_end_s[n_begun]
             has_backward_begun = n_begun > 0
             if has_backward_begun and is_outside:
@@ -1104,12 +1113,12 @@ class _AllTimes(NamedTuple):
     update_s: Floats
 
     @property
-    def iteration_s(self) -> Floats:
+    def all_phases_s(self) -> Floats:
         """Return how long all phases of each iteration take together, of shape (k,)."""
-        iteration_s: Floats = (
+        all_phases_s: Floats = (
             self.forward_s + self.backward_s.sum(axis=1) + self.update_s
         )
-        return iteration_s
+        return all_phases_s
 
 
 def layer_profile(
@@ -1136,7 +1145,8 @@ def layer_profile(
     ------
     UserError
         If the trace lacks something that a profile needs, if the iterations differ in
-        their gradients, or if they are of two kinds and none was chosen.
+        their gradients or sum up those of several batches, or if none was chosen and they are
+        of two kinds: more than a third slow (by `MOST_TIMES_SHORTEST`), more than a third not.
 
     Notes
     -----
@@ -1151,9 +1161,11 @@ def layer_profile(
     # Elements and bytes of each gradient, which are the same in all iterations.
     sizes = _gradient_sizes(trace, used, gradients)
     times = _all_times(used, gradients)
-    _check_iterations(trace, used, times.iteration_s)
+    # This refuses summed gradients and impossible times. `_kinds_of_iterations` refuses a
+    # mixture of usual and slow iterations.
+    _check_iterations(trace, used, times.all_phases_s)
     findings = [
-        _kinds_of_iterations(trace, used, times.iteration_s, is_chosen=bool(chosen)),
+        _kinds_of_iterations(trace, used, times.all_phases_s, is_chosen=bool(chosen)),
         *_left_out(trace, used),
     ]
     return _median_profile(trace.device, sizes, times), findings
@@ -1182,6 +1194,7 @@ def _median_profile(
 ) -> LayerProfile:
     """Return the layer profile that has the median times of some iterations.
 
+    The medians of backward are scaled, so that their sum is the median of whole backwards.
     ``sizes`` has the elements and the bytes of each gradient, in the order of readiness.
     """
     # Gradients become ready from the last tensor to the first. The array has the shape
@@ -1203,13 +1216,13 @@ def _median_profile(
         parameters=elements,
         gradient_bytes=n_bytes,
         forward_s=forward_of_first_s,
-        backward_s=_typical_backward_s(times.backward_s),
+        backward_s=_scaled_median_backward_s(times.backward_s),
         flops=np.zeros(n),
         update_s=float(np.median(times.update_s)),
     )
 
 
-def _typical_backward_s(backward_s: Floats) -> Floats:
+def _scaled_median_backward_s(backward_s: Floats) -> Floats:
     """Return the median backward time of each gradient, scaled by one factor for all.
 
     This factor makes the sum of the result the median backward time of the iterations.
@@ -1263,21 +1276,22 @@ def _gradient_sizes(
 
 
 def _check_iterations(
-    trace: KinetoTrace, used: Sequence[TracedIteration], iteration_s: Floats
+    trace: KinetoTrace, used: Sequence[TracedIteration], all_phases_s: Floats
 ) -> None:
     """Raise UserError for an iteration whose times would make no sense.
 
     These are iterations that sum up gradients of several batches, and iterations whose
-    phases take longer together than the whole iteration. ``iteration_s`` has the seconds
-    of all phases of each iteration.
+    phases take longer together than the whole iteration. ``all_phases_s`` has, for each
+    iteration, the seconds of its phases together.
     """
-    for iteration, phases_s in zip(used, iteration_s.tolist(), strict=True):
+    for iteration, phases_s in zip(used, all_phases_s.tolist(), strict=True):
         if iteration.repeats_forward():
             raise trace.missing(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
-        # Events are in the order of their launches, but not of their ends.
+        # Events are in the order of their launches, but not of their ends. None starts before
+        # its launch, and a launch is an event itself, so the first one also starts first.
         first_launched = iteration.events[0]
         last_end_s = max(event.end_s for event in iteration.events)
         whole_s = last_end_s - first_launched.start_s
@@ -1292,14 +1306,14 @@ def _check_iterations(
 def _kinds_of_iterations(
     trace: KinetoTrace,
     used: Sequence[TracedIteration],
-    iteration_s: Floats,
+    all_phases_s: Floats,
     *,
     is_chosen: bool,
 ) -> Finding:
     """Return a remark for the user on how long slow and usual iterations compute.
 
-    ``iteration_s`` has the seconds of their phases without the waits for messages, and
-    ``is_chosen`` says whether the user has chosen the iterations.
+    ``all_phases_s`` has, for each iteration, the seconds of its phases together, without the
+    waits for messages. ``is_chosen`` says whether the user has chosen the iterations.
 
     An iteration is slow if it takes more than ``MOST_TIMES_SHORTEST`` times as long as the
     shortest one. A few slow iterations, such as the first one of a training, hardly change
@@ -1308,11 +1322,11 @@ def _kinds_of_iterations(
     """
     numbers = np.array([iteration.number for iteration in used])
     # Masks over the iterations. The shortest iteration is always a usual one.
-    slow = iteration_s > MOST_TIMES_SHORTEST * iteration_s.min()
+    slow = all_phases_s > MOST_TIMES_SHORTEST * all_phases_s.min()
     usual = ~slow
-    listed = _kind_in_words(numbers[usual].tolist(), iteration_s[usual])
+    listed = _kind_in_words(numbers[usual].tolist(), all_phases_s[usual])
     if slow.any():
-        listed += f"; {_kind_in_words(numbers[slow].tolist(), iteration_s[slow])}"
+        listed += f"; {_kind_in_words(numbers[slow].tolist(), all_phases_s[slow])}"
     n_of_rarer = min(slow.sum(), usual.sum())
     if not is_chosen and 3 * n_of_rarer > len(used):
         advice = f"choose, as by --iterations {_ranges(numbers[usual])}"
@@ -1372,8 +1386,9 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     phases = iteration.phases
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
-    # The time of the first gradient begins when the work of forward is done. Ranges that a
-    # user has marked may leave a gap between forward and backward, which does not count.
+    # The time of the first gradient begins when the work of forward is done. If the user has
+    # marked both phases, a gap between them does not count. If only backward is marked, the
+    # mark may begin before autograd's first function, with which forward then ends.
     instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
         instants_s.append(work.done_s(gradient.end_s))
@@ -1404,14 +1419,15 @@ class _Work:
         """Return when all work was done that had been launched until ``instant_s``.
 
         The result is in seconds. Without a GPU, the work is done at that instant. If no
-        kernel had been launched until then, the result is the start of the first kernel,
-        because the GPU's time counts from there.
+        kernel had been launched until then, the result is the start of the first kernel, so
+        that the time before the GPU works counts for no phase.
         """
         if not self.kernels:
             return instant_s
         n_launched = bisect_right(self.launched_s, instant_s)
         if n_launched == 0:
             return self.kernels[0].start_s
+        # The latest end of all kernels so far, which need not be that of the last one.
         return float(self.latest_end_s[n_launched - 1])
 
     def took_s(self, phase: str) -> float:
@@ -1421,17 +1437,18 @@ class _Work:
         This work would otherwise count twice where the GPU lags behind the processor.
         """
         # A phase is a span of the processor's time. Its kernels are those that were launched
-        # in this span, whenever the GPU ran them. Without a GPU there are none, and the
-        # result is the length of the span.
+        # in this span, whenever the GPU ran them.
         start_s, end_s = self.iteration.phases[phase]
         launched = self.iteration.kernels(start_s, end_s)
+        # A phase without kernels begins when the work launched before it is done. Without a
+        # GPU, this is at ``start_s``, so the phase takes as long as the span.
         first_start_s = min(
             (kernel.start_s for kernel in launched), default=self.done_s(start_s)
         )
         # `free_s` is when the GPU had done all that was launched before this iteration.
         begin_s = max(self.iteration.free_s, first_start_s)
-        # The work of an earlier iteration may end after that of this phase, if the phase
-        # has no work of its own.
+        # The work of earlier iterations may end after all work of this one that was launched
+        # until ``end_s``, for example if the phase has no kernels. The phase then takes no time.
         return max(self.done_s(end_s) - begin_s, 0.0)
 
 
