@@ -286,12 +286,12 @@ def _in_flight(events: Sequence[Event]) -> int:
 
 
 class _Clock:
-    """A clock that tells when the work launched until an instant is done.
+    """A clock that tells, for an instant, when all work launched up to it is done.
 
     The processor runs some work itself, and launches other work on the GPU. Without a GPU,
-    the work is done at that instant. With a GPU, it is done when all kernels that were
-    launched until then have ended, but not before that instant itself. Messages and copies
-    of the input do not count, because they run on streams of their own.
+    the result is the instant itself. With a GPU, it is when all kernels that were launched
+    up to the instant have ended, but never before the instant. Messages and copies of the
+    input do not count, because they run on streams of their own.
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
@@ -302,6 +302,7 @@ class _Clock:
             for kernel in iteration.kernels()
             if not kernel.name.startswith(HOST_TO_DEVICE)
         ]
+        # These instants rise.
         self._launched_s = [kernel.launched_s for kernel in kernels]
         # _latest_end_s[k] is when the kernels 0 to k have all ended.
         ends_s = [kernel.end_s for kernel in kernels]
@@ -310,7 +311,7 @@ class _Clock:
         self._free_s = iteration.free_s
 
     def done_s(self, instant_s: float) -> float:
-        """Return when the work that was run or launched until an instant is done.
+        """Return when all work is done that was run or launched up to an instant.
 
         Both instants are in seconds.
         """
@@ -321,7 +322,9 @@ class _Clock:
         done_s = max(instant_s, self._free_s)
         n_launched = bisect_right(self._launched_s, instant_s)
         if n_launched > 0:
-            done_s = max(done_s, float(self._latest_end_s[n_launched - 1]))
+            # The latest end of the first `n_launched` kernels, not the end of the last one.
+            kernels_end_s = float(self._latest_end_s[n_launched - 1])
+            done_s = max(done_s, kernels_end_s)
         return done_s
 
 
@@ -380,14 +383,15 @@ def _read_iteration(
     backward_start_s, _ = iteration.phases["backward"]
     functions_end_s = max(function.end_s for function in functions)
     messages = _messages(trace, iteration, clock, (backward_start_s, functions_end_s))
-    # The copies of buckets back into gradients, by the ends of their operators' names.
+    # The copies of buckets back into gradients, whose operators' names end with _COPY_BACK.
     copies_back = _copies(iteration, _COPY_BACK, clock)
     # Each phase is made to end no earlier than the phase before it. On a GPU, the processor
     # may run far ahead, or a phase may have no kernels, so the order is not certain.
     start_s = _start_s(iteration)
     input_end_s = max(start_s, clock.done_s(_forward_start_s(iteration)))
     forward_end_s = max(input_end_s, clock.done_s(backward_start_s))
-    # When the last gradient was computed, without the wait for messages.
+    # When the last gradient was computed. The last function of autograd may end later, because
+    # it may contain the waits for messages and the copies back.
     computed_s = _backward_end_s(clock.done_s(functions_end_s), messages, copies_back)
     backward_end_s = max(forward_end_s, computed_s)
     return RankIteration(
@@ -438,9 +442,9 @@ def _backward_end_s(
     # A rank copies buckets back when it has waited for their messages.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    # If the first message ended after all had been posted and before the function ended,
-    # the function contains the wait for this message. The rank had then computed its last
-    # gradient when it posted its last message.
+    # When a rank posts its last message, it has computed its last gradient, and all that is
+    # left is to wait. So a function that still runs when a message ends contains the wait. A
+    # message that ended before the last post, while the rank still computed, shows no wait.
     if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
@@ -451,9 +455,9 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
     forward starts with the first operator whose sequence number a function of backward has.
-    This operator can be one on the input, so that the result is slightly too early:
-    autograd gives an operator without a gradient the sequence number of the next operator
-    that has a gradient.
+    Autograd gives an operator without a gradient, such as one on the input, the sequence
+    number of the next operator that has a gradient. An operator on the input can therefore
+    be taken for the first one of forward, which is slightly too early.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":
@@ -495,9 +499,10 @@ def _messages(
 ) -> tuple[Message, ...]:
     """Return the messages of an iteration in the order in which they were posted.
 
-    A message is posted when the rank hands it over and is ready for it. ``backward_s`` is
-    when the first function of autograd starts and the last one ends, by the processor's
-    clock.
+    The processor hands a message over at the instant ``launched_s`` of `_Post`. The message
+    is posted at ``posted_s``, when the rank is ready for it, which can be later.
+    ``backward_s`` is when the first function of autograd starts and the last one ends, by
+    the processor's clock.
 
     Raises UserError for a message that DDP does not send, for one of a CUDA graph, or for
     one of gloo without a span.
@@ -515,8 +520,7 @@ def _messages(
     messages: list[Message] = []
     for post in posts:
         _refuse_other_training(trace, iteration, post)
-        # Both ``backward_s`` and the instant at which the processor handed the message over
-        # are by the processor's clock.
+        # ``backward_s`` is by the processor's clock, and so is ``launched_s``.
         in_backward = first_function_start_s <= post.launched_s <= last_function_end_s
         started_s = _earliest_start_s(messages, post.posted_s, in_flight)
         messages.append(_message(post, started_s, in_backward=in_backward))
@@ -526,9 +530,9 @@ def _messages(
 def _message(post: _Post, started_s: float, *, in_backward: bool) -> Message:
     """Return the message of a post.
 
-    ``started_s`` is when the message could start, in seconds, if the rank never has more
-    messages under way than `_in_flight` says. ``in_backward`` says whether the message was
-    posted during backward.
+    ``started_s`` is an estimate of when the message started, in seconds. It takes for granted
+    that the rank never has more messages under way than `_in_flight` says. ``in_backward``
+    says whether the message was posted during backward.
     """
     return Message(
         collective=post.collective,
@@ -539,9 +543,8 @@ def _message(post: _Post, started_s: float, *, in_backward: bool) -> Message:
         group=str(post.sent.args.get("Process Group Name", "")),
         sequence=_sequence(post.sent),
         posted_s=post.posted_s,
-        # The rank may have had more messages under way, for example those of two process
-        # groups. ``started_s`` can then be after the end of the message, which the start
-        # must not be.
+        # If the rank had more messages under way, for example those of two process groups,
+        # the estimate can be after the end of the message. The end is then taken instead.
         started_s=min(started_s, post.sent.end_s),
         ended_s=post.sent.end_s,
         in_backward=in_backward,
