@@ -92,7 +92,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
                 ranks=int(n_ranks[row]),
                 place="in_place" if is_in_place[row] else "out_of_place",
                 busbw_bytes_per_s=1e9 * float(frame["busbw"][row]),
-                # Rates are printed to 0.01 GB/s.
+                # Rates are printed to 0.01 GB/s, so rounding changes them by 0.005 GB/s at
+                # most. Twice as much is allowed, which is a choice.
                 busbw_rounding_bytes_per_s=1e9 * 0.01,
                 variant={"type": frame["type"][row], "redop": frame["redop"][row]},
             )
@@ -102,7 +103,8 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
 def _refuse_wrong_results(sheet: Sheet, frame: DataFrame) -> None:
     """Raise UserError if the benchmark has found wrong results of a collective."""
-    # N/A means that the results were not checked, and is accepted.
+    # N/A means that the results were not checked. An empty cell is taken to mean the same.
+    # Both are accepted. If the file lacks the column, all cells are "0" by default.
     is_wrong = ~frame["#wrong"].isin(["0", "N/A", ""]).to_numpy()
     if is_wrong.any():
         # argmax returns the first row with wrong results.

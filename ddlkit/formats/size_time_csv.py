@@ -120,9 +120,10 @@ class _Quantity(NamedTuple):
 def matches(text: str) -> bool:
     r"""Return whether the first line of a file names a column of sizes and one of times.
 
-    One of the two is enough if it is called "bytes" or "seconds", or if it is a column of
-    times in a line without digits and braces whose columns are not separated by blanks.
-    In these cases `read` takes the file, and reports that the other column is missing.
+    In two cases a single one of these columns is enough, and `read` then reports that the
+    other one is missing. In the first case the column is called "bytes" or "seconds". In
+    the second case it has times, and the line looks like a header: it has no digits and no
+    braces, and several columns that are not separated by blanks.
 
     Examples
     --------
@@ -140,7 +141,7 @@ def matches(text: str) -> bool:
     if not _times(header):
         return False
     first_line, _, _ = text.strip().partition("\n")
-    # Names of columns have no digits and braces, as a line of JSON or "step 7, 120 ms" has.
+    # A line of JSON or "step 7, 120 ms" has digits or braces, and names of columns have none.
     has_names = not re.search(r"[\d{}]", first_line)
     # Sentences have blanks, too, so that blanks do not show that there are columns.
     has_columns = len(header) > 1 and _separator(first_line) != " "
@@ -300,7 +301,7 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
 
     The result says which unit the name of each column states. KB, MB and GB are noted as
     ambiguous, because each may be 1000 or 1024 of the next smaller unit. Their value in
-    bytes is `_UNKNOWN_UNIT`.
+    bytes is `_UNKNOWN_UNIT`, as it is for a name without any unit, such as "size".
     """
     if "bytes" in header:
         return [_Quantity("bytes", 1)]
@@ -504,11 +505,13 @@ def _refuse_dividing(
 
     ``cells`` are the values of the column ``name``, one for each row of ``frame``.
     """
-    # A column that counts repeats of a measurement does not divide the times.
+    # A column that counts repeats of a measurement does not divide the times. `_in_letters`
+    # reduces its name, such as "Iter #", to small letters.
     if _in_letters(name) in REPEATS_NAMES:
         return
     if _divides_times(frame, cells):
         values = " and ".join(shown(value) for value in sorted(set(cells))[:5])
+        # None in place of a row makes this an error of the header.
         sheet.fail(
             None,
             name,
@@ -521,15 +524,18 @@ def _refuse_dividing(
 def _divides_times(frame: DataFrame, cells: list[str]) -> bool:
     """Return whether a column with these cells divides the times into several kinds.
 
-    It does if it has several values at half of the sizes or more, and if half of its values
-    or more occur at several sizes. A column of measured numbers, such as a standard
-    deviation, has other values at each size, and divides nothing.
+    A column does so if it has several values at half of the sizes or more, and if half of
+    its values or more occur at several sizes. An example is a column with the protocol of
+    NCCL, which is "LL" and "Simple" at each size. A column of measured numbers, such as a
+    standard deviation, has other values at each size, and divides nothing.
     """
-    # Known columns may divide the times. Only rows that agree in all of these are compared.
+    # Known columns may divide the times. So the values at one size are counted among rows
+    # that agree in all known columns.
     known_keys = [column for column in KEYS if column in frame]
     table = frame[["bytes", *known_keys]].assign(value=cells)
-    # How many values the column has at each size, and at how many sizes each value occurs.
+    # How many values the column has at each size, for rows that agree.
     values_of_size = table.groupby(["bytes", *known_keys])["value"].nunique()
+    # At how many sizes each value occurs in the whole file.
     sizes_of_value = table.groupby("value")["bytes"].nunique()
     # The mean of a mask is the share of sizes, or of values, for which it is True.
     divides_sizes = (values_of_size > 1).mean() >= _DIVIDED_SHARE

@@ -46,9 +46,10 @@ def read_steps(path: Path | str) -> DataFrame:
     path : Path or str
         A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` (the
         name of one run of the training) and ``step_s`` (seconds). It may have the columns
-        ``step`` (the number of a single step), ``samples`` (of one GPU in a step, or of all
-        GPUs), ``nccl`` (the version of NCCL) and ``settings`` (any text). Other columns are
-        ignored.
+        ``step`` (the number of a single step), ``samples`` (in a step), ``nccl`` (the
+        version of NCCL) and ``settings`` (any text). The samples may be those of one GPU or
+        of all GPUs, which `ddlkit.model.scaling` tells by how they grow with the GPUs. Other
+        columns are ignored.
 
     Returns
     -------

@@ -149,7 +149,7 @@ class _Buffer:
                 # The value may only end in the next chunk of the file, so it is parsed again
                 # with that chunk, unless its text is already longer than any entry. A value
                 # that is nested too deeply for Python (RecursionError) fails each time, and
-                # is refused in the end.
+                # is refused in the end. After `read_more` the text begins with the value.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -230,6 +230,7 @@ def _skip_key(buffer: _Buffer) -> str | None:
     """
     # Facts about the training stand before the key, and may fill several chunks. If this
     # text is longer than any such facts, the file is no trace, and the rest is not read.
+    # The buffer's text before its position is white space, so all of the text is searched.
     while _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break

@@ -216,11 +216,11 @@ class Decoder:
 
         Notes
         -----
-        Gradients become ready from the last tensor to the first. The FLOP of an operation
-        count at a single tensor: the last one whose gradient must wait for the backward
-        of the operation. So the FLOP of a matrix count at its bias, if there is one.
-        Those of attention count at the last matrix before attention, and those of a tied
-        head at the norm before the head.
+        Backward goes from the last tensor to the first, and gradients become ready in this
+        order. An operation is counted at the tensor whose gradient is the first to wait for
+        the backward of the operation. In forward order, it is the last tensor that waits.
+        So a matrix is counted at its bias, if it has one, attention at the last matrix
+        before it, and a tied head at the norm before the head.
         """
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
@@ -236,8 +236,8 @@ class Decoder:
             yield Tensor("positions.weight", "positions", n_elements, flops=0.0)
         for number in range(self.layers):
             yield from self._block(f"{number}.", tokens)
-        # A tied head uses the matrix of the embedding and has no tensor of its own, so that
-        # its FLOP count at the norm before it.
+        # A tied head uses the matrix of the embedding and has no tensor of its own. So its
+        # FLOP are counted at the norm before it.
         yield from self._norm("norm", head_flops if self.tied else 0.0)
         if not self.tied:
             yield Tensor("head.weight", "head", width * self.vocabulary, head_flops)
@@ -264,9 +264,9 @@ class Decoder:
         """
         width = self.d_model
         # Attention has two products of matrices, of 2 T d_model FLOP each for each of T
-        # tokens. It has no tensor of its own, so its FLOP count at the last matrix before it.
-        # Backward goes in reverse order, so the gradient of this matrix is the first one that
-        # must wait for the backward of attention.
+        # tokens. It has no tensor of its own, so its operations are counted at the last matrix
+        # before it. Backward goes in reverse order, so the gradient of this matrix is the
+        # first one that must wait for the backward of attention.
         attention_flops = 4.0 * tokens * tokens * width
         # Either one matrix makes query, key and value together, or each has its own.
         if self.attention_matrices == 2:
@@ -292,9 +292,10 @@ class Decoder:
     ) -> Iterator[Tensor]:
         """Yield the weight of a matrix and its bias, if it has one.
 
-        Two kinds of FLOP count at the last of the yielded tensors, whose gradient is ready
-        first: those of the matrix for all ``tokens`` of a sample, and the
-        ``attention_flops`` of an attention that follows the matrix.
+        Two kinds of FLOP are counted: those of the matrix for all ``tokens`` of a sample,
+        and the ``attention_flops`` of an attention that follows the matrix. The last of
+        the yielded tensors gets both, even if it is the bias. Its gradient is ready first,
+        and is taken to wait for the backward of both.
         """
         elements = inputs * outputs
         # Each element costs a multiplication and an addition for each token.
