@@ -80,9 +80,10 @@ def child_environment(environment: Mapping[str, str] = os.environ) -> dict[str, 
     Returns
     -------
     dict of str to str
-        A copy of the environment with three changes. This package can be imported,
-        `PARENT` has the id of this process, and the variables of `ONE_BY_ONE`, with which
-        nothing would overlap on a GPU, are left out.
+        A copy of the environment with three changes. This package can be imported. `PARENT`
+        has the id of this process, so that the child can end when this process does
+        (`die_with_parent`). The variables of `ONE_BY_ONE`, with which nothing would overlap
+        on a GPU, are left out.
     """
     child = {
         name: value for name, value in environment.items() if name not in ONE_BY_ONE

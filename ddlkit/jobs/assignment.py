@@ -42,9 +42,10 @@ class Numbers(NamedTuple):
 def ranks_started(environment: Mapping[str, str]) -> int:
     """Return how many ranks torchrun or srun started, 1 if neither did.
 
-    Slurm calls a process that may be a rank a task, and what one srun starts a step. The
-    script of a Slurm job, which runs once, also sees how many tasks the job has, but the
-    script is no rank. Only the processes of a step have the number of the step.
+    A "task" of Slurm is a process that may be a rank. All tasks that are started together,
+    as by one srun, are a "step", and see its number. The script of a Slurm job, which runs
+    once and is no rank, sees the number of tasks of the job, but no number of a step. Within
+    a step, its own number of tasks goes before that of the job.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     >>> ranks_started({"SLURM_NTASKS": "4"}), ranks_started({})
     (1, 1)
 
-    The shell of salloc is the only task of its step, in a job of 8 tasks:
+    Slurm itself starts the shell of salloc as a step of one task, in a job of 8 tasks:
 
     >>> ranks_started({"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1",
     ...                "SLURM_NTASKS": "8"})
@@ -78,7 +79,7 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     """
     # Slurm sets both names of the number of a step. The second one is the older name.
     step = environment.get("SLURM_STEP_ID") or environment.get("SLURM_STEPID")
-    # Without a step this process is at most the script of a job. The empty name lets
+    # Without a step this process is at most the script of a job. The empty name then lets
     # `_number` read no variable of Slurm.
     slurm_name = _name_of_task_count(environment) if step else ""
     return _number(environment, "WORLD_SIZE", slurm_name, default=1)
@@ -225,7 +226,8 @@ def _number(
     if not text and default is not None:
         return default
     if not text or not text.isdecimal():
-        # The error names one of the two, even if the other one is set wrongly.
+        # The error names torchrun's variable if there is one, even if the text is that of
+        # Slurm's. What it advises is right for both.
         name = torchrun_name or slurm_name
         raise UserError(
             f"{name} is {text or 'not set'} in this rank's environment: start ranks "

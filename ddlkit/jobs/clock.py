@@ -62,7 +62,10 @@ class Budget:
     relative_halfwidth: float = 0.02
 
     def __post_init__(self) -> None:
-        """Raise UserError if a number is out of range, or NaN."""
+        """Raise UserError if a number is out of range, or NaN.
+
+        Any ``relative_halfwidth`` is allowed, because it can only end a measurement early.
+        """
         # Unlike "x < 0", the form "not x >= 0" also refuses NaN.
         if not self.warmup >= 0:
             raise UserError(f"warmup of the budget is {self.warmup}: must be 0 or more")
@@ -401,7 +404,8 @@ def measure_on(
     ndarray, shape (repeats,)
         Seconds of each repeat, without warm-up.
     """
-    # `timed` holds the device before the first mark, and `between_marks` does not.
+    # Both run the action between two times of the device's own clock. `timed` also holds the
+    # device before the first one, so that it need not wait for the host after that.
     time_action = between_marks if host_counts else timed
     timed_action = time_action(action, device)
     return measure(timed_action, budget, synchronize=synchronizer(device), setup=setup)

@@ -268,17 +268,17 @@ def launch(
 
 
 def _tables_left(job: Job[Any], directory: Path) -> dict[str, pd.DataFrame]:
-    """Return the tables of a job that are in a directory, by the names of their schemas.
+    """Return those tables of a job that are in a directory, by their names.
 
-    A job need not leave each of the tables that it may leave.
+    Others are missing if the job has yielded no rows of theirs.
     """
     tables = {}
-    # `job.tables` are the schemas of the tables that the job may leave. A schema is also
-    # the name of the table's file.
-    for schema in job.tables:
-        path = directory / f"{schema}.csv"
+    # `job.tables` has the names of all tables of which the job may yield rows. The name of
+    # a table is also that of its file and of its schema.
+    for name in job.tables:
+        path = directory / f"{name}.csv"
         if path.exists():
-            tables[schema] = store.load_table(path, schema)
+            tables[name] = store.load_table(path, schema=name)
     return tables
 
 
@@ -727,13 +727,15 @@ def be_forked(
     namespace : Path or None
         The file of the rank's network namespace. None stands for that of this process.
     """
-    # The rank leads a process group of its own, so that `end` also ends its children.
+    # The rank leads a process group of its own. So its children end, too, when the launcher
+    # ends the group by its function `end`.
     os.setsid()
     # The variable `PARENT`, which this process has inherited, has the id of the fork
     # server. So the rank dies with the fork server.
     jobs.die_with_parent()
-    # In the new environment, `PARENT` has the id of the launcher. But the parent of this
-    # process is the fork server, so the fork server's id is kept.
+    # In the new environment, `PARENT` has the id of the launcher. The id of the fork server
+    # is kept, because that is the parent. From now on nothing reads the id, but the variable
+    # tells `Rank.join` and `_check_and_record_facts` that `launch` started this rank.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     _print_into(log)
     os.environ.clear()
@@ -813,8 +815,7 @@ def _do_job(name: str, path: Path) -> None:
     """Join the other ranks, do this rank's part of the job, and leave.
 
     ``name`` is the module that declares the job, and ``path`` the file of its settings.
-    Raises UserError after a mistake of the user. If torchrun or Slurm started the ranks on
-    machines that differ, it is raised before anything is measured.
+    Raises UserError after a mistake of the user, such as ranks on machines that differ.
     """
     from ddlkit.jobs.rank import OF_RANK, Rank
 
@@ -825,15 +826,17 @@ def _do_job(name: str, path: Path) -> None:
     job = find_job(name)
     settings = job.read(config)
     joined = Rank.join(**config.get("join", {}))
-    # The launcher knows more of the rank than its environment says, such as the link.
+    # `OF_RANK` names the fields that the environment of a rank does not say, such as the
+    # link. The launcher has written those that it knows into the file.
     fields_of_rank = {key: config[key] for key in OF_RANK if key in config}
     me = replace(joined, out=Path(config["out"]), **fields_of_rank)
-    _record_facts(me)
+    # This raises UserError before anything is measured on machines that differ.
+    _check_and_record_facts(me)
     job.run(me, settings)
     me.leave()
 
 
-def _record_facts(me: Rank) -> None:
+def _check_and_record_facts(me: Rank) -> None:
     """Record, next to the tables of a job, what their times depend on.
 
     All ranks call this function, and rank 0 writes the file. If torchrun or Slurm started
@@ -841,9 +844,9 @@ def _record_facts(me: Rank) -> None:
     """
     from ddlkit.jobs.machines import shared_facts
 
-    # Ranks that `launch` starts have `PARENT`, and are all on this machine. Those that
-    # torchrun or Slurm started may be on several, and the stamp of a table can only
-    # describe one kind of machine.
+    # Ranks that `launch` starts have `PARENT`, and are all on this machine, which the stamp
+    # of each table describes. Those that torchrun or Slurm started may be on several
+    # machines. These must be alike, because a stamp can only describe one kind.
     started_by_others = jobs.PARENT not in os.environ
     machine_facts = shared_facts(me) if started_by_others else {}
     if me.rank == 0:

@@ -80,7 +80,8 @@ class Job(Generic[S]):
     settings : type
         The dataclass of the job's settings.
     tables : tuple of str
-        The schemas of the tables that the job may leave.
+        The names of the tables whose rows the job may yield, such as "collectives". Each
+        name is also that of the table's schema, which lists its columns.
     part : callable
         What each rank does. It takes the rank and the settings, and yields new rows by
         the schema of their table, which rank 0 saves.
@@ -178,7 +179,8 @@ def job(settings: type[S], *tables: str) -> Callable[[Part[S]], Job[S]]:
     settings : type
         The dataclass of the job's settings.
     *tables : str
-        The schemas of the tables that the job may leave.
+        The names of the tables whose rows the job may yield, such as "collectives". Each
+        name is also that of the table's schema, which lists its columns.
 
     Returns
     -------

@@ -225,10 +225,10 @@ class Retries:
     def on(cls, device: str, say: Callable[[str], None] | None = None) -> Retries:
         """Return the `Retries` of a job that measures a device.
 
-        On a GPU nothing is repeated, because what others do on the cores hardly changes
-        how long kernels take. On a virtual machine whose host takes much time of the cores,
-        the repeats would make every measurement several times as long. The usage is
-        recorded all the same.
+        On a GPU nothing is repeated, for two reasons. What others do on the cores hardly
+        changes how long kernels take. And the host of a virtual machine may take much time
+        of the cores all along, so that every measurement would be repeated several times.
+        A job records how the cores were used all the same.
 
         Parameters
         ----------
@@ -263,7 +263,6 @@ class Retries:
             return False
         self._left -= 1
         if self._say:
-            # The host of a virtual machine can take time of the cores as well.
             times = "time" if self._left == 1 else "times"
             self._say(
                 f"{_who_disturbed(used)}, so that what was just measured is repeated (at "

@@ -117,8 +117,9 @@ class Lab(Place):
         # The name of a place is how tables name its link.
         self.name = shape.link
         self.link_bits_per_s = shape.rate_bits_per_s
-        # The id of the process that has the lab up, or 0 while the lab is not up. In any
-        # other process, such as a forked one, `down` does nothing.
+        # The id of the process that may take the lab down with this object, because it
+        # built the lab or attached to it. It is 0 while the lab is not up. In any other
+        # process, such as a forked one, `down` does nothing.
         self._holder = 0
         # While the lab is up, this makes signals unwind the stack, so that `down` runs.
         self._trapped = ExitStack()
@@ -139,20 +140,21 @@ class Lab(Place):
         rank, ranks : int
             The number of the rank, and how many ranks the job has.
         port : int, optional
-            Not used: ranks of a lab meet at the lab's own port.
+            Not used: ranks of a lab meet at the lab's own ``port``.
 
         Returns
         -------
         dict of str to str
         """
-        # The variables by which torchrun tells a rank who it is.
+        # The variables by which torchrun tells a rank who it is, and where ranks meet: at
+        # `address` and `port` of the lab.
         environment = super().environment(rank, ranks)
         # Without this variable, gloo looks for the address of the host's name, which is not
         # one of the addresses in the namespace.
         environment["GLOO_SOCKET_IFNAME"] = INTERFACE
         if self.shape.conditions:
-            # The link is emulated. The rank finds by this variable the file from which it
-            # reads how many packets of the link were late.
+            # Delays and losses need a link that a process emulates. That process counts in
+            # a file how many packets were late, and the rank finds the file by this variable.
             environment[LINK] = str(self._link_file)
         return environment
 
@@ -242,7 +244,7 @@ class Lab(Place):
             state = _states().get(self.label)
             # No process owns a persistent lab, so each that attached to it may remove it.
             if state and state["owned"]:
-                self._refuse_owner_that_runs(state)
+                self._refuse_other_owner_that_runs(state)
             _remove(self.label)
             if self._link_process:
                 # `_remove` has killed the process of the emulated link. Waiting for it
@@ -263,7 +265,8 @@ class Lab(Place):
         """Choose a free label, or check the given one, and write the lab's state file.
 
         The file is written before anything else of the lab exists. It names this process
-        as the owner, so that what an interrupt leaves can be removed.
+        as the owner, so that what an interrupt leaves can be removed. Once a persistent lab
+        is complete, `up` writes the file again without an owner.
         """
         # A label is taken if a lab has it, or if the name of a namespace begins with it, as
         # "ddl0-rank3" with "ddl0". Such a namespace may be left of a lab without a state
@@ -278,6 +281,7 @@ class Lab(Place):
                 f"a lab or namespace named {self.label} exists: choose another label"
             )
         self._save(owned=True)
+        # `down` works in this process, and not in a forked copy of it.
         self._holder = os.getpid()
 
     def _save(self, *, owned: bool) -> None:
@@ -300,15 +304,17 @@ class Lab(Place):
         }
         atomic_write_text(STATE / f"{self.label}.json", json.dumps(state) + "\n")
 
-    def _refuse_owner_that_runs(self, state: Mapping[str, Any]) -> None:
+    def _refuse_other_owner_that_runs(self, state: Mapping[str, Any]) -> None:
         """Raise UserError if another process owns the lab and still runs.
 
         ``state`` is what `_save` wrote of a lab that a process owns. A process that only
         attached to the lab is not its owner.
         """
-        # The first process that the lab needs is its owner.
+        # Under "needs" are the processes without which the lab is dead, its owner first.
+        # Each has its id and its start, by which `_runs` tells it from a later process with
+        # the same id.
         owner = state["needs"][0]
-        pid, _ = owner
+        pid, _start = owner
         if pid != os.getpid() and _runs(owner):
             raise UserError(
                 f"lab {self.label} belongs to running process {pid}: end it first"
@@ -344,14 +350,15 @@ class Lab(Place):
         """
         if self.shape.conditions:
             packet_bytes = MAX_PACKET_BYTES
-            # Packets wait here until the link's process has read them. A full queue
-            # would drop some, and losses are to come from the conditions alone.
+            # A process emulates the link, and packets wait in this queue until it has read
+            # them. A full queue would drop some, but packets are to be lost only as the
+            # conditions of the lab say.
             queue_packets = 10_000
         else:
-            # The burst is what a token bucket can save. The kernel would have to cut a
-            # packet larger than the burst by software, for which 16 ranks have no processor
-            # time. A tenth of the burst is left for the headers of the frames, which count,
-            # too.
+            # The burst is what the kernel's token bucket can save. The kernel would itself
+            # have to cut a packet larger than the burst into smaller ones before the bucket,
+            # for which 16 ranks have no processor time. A tenth of the burst is left for the
+            # headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default
@@ -393,6 +400,7 @@ class Lab(Place):
             "namespaces": [str(NAMESPACES / name) for name in self.namespaces],
             # The process of the link counts in this file what has crossed the link.
             "crossed": str(self._link_file),
+            # What the addresses of all ranks begin with.
             "prefix": PREFIX,
             "rate_bits_per_s": self.link_bits_per_s,
             "conditions": asdict(self.shape)["conditions"],
@@ -468,11 +476,13 @@ def attach(label: str) -> Lab:
         labels = ", ".join(states) or "none"
         raise UserError(f"there is no lab {label!r}; labs that are up: {labels}")
     state = states[label]
+    # `_checked_state` returns no shape for a state file that cannot be read.
     if not state["shape"]:
         raise UserError(
             f"the state of lab {label} is damaged: remove it by ddlkit lab clean"
         )
     shape = LabShape.from_dict(state["shape"])
+    # A lab is persistent if it outlives every process, and so no process owns it.
     lab = Lab(shape, label, persistent=not state["owned"])
     # `down` removes a lab only for the process that holds it, which is now this one.
     lab._holder = os.getpid()
@@ -504,9 +514,11 @@ def status() -> list[dict[str, Any]]:
             row["link"] = shape.link
             row["owner"] = "persistent"
             if state["owned"]:
-                # The owner is the first process that a lab needs.
-                pid, _ = state["needs"][0]
+                # The owner is the first process that a lab needs. Its id and its start tell
+                # it from a later process with the same id.
+                pid, _start = state["needs"][0]
                 row["owner"] = f"process {pid}"
+        # A damaged state needs a process that never ran, so that the lab counts as dead.
         row["alive"] = all(_runs(process) for process in state["needs"])
         rows.append(row)
     return rows
