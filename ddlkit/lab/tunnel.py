@@ -203,7 +203,9 @@ class Line:
         Notes
         -----
         Frames leave one after the other. The last frame cannot begin to leave before it
-        has arrived, at ``last_s``, and then needs its own transmission time.
+        has arrived, at ``last_s``, and then needs its own transmission time. The frames
+        between arrive at even intervals. They can delay the end only if the last frame is
+        short, by less than the time of one frame, which is neglected.
         """
         begin_s = max(first_s, self.free_s)
         last_frame_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
@@ -212,8 +214,8 @@ class Line:
         last_left_s = last_s + last_frame_bytes / self.bytes_per_s
         self.free_s = max(without_waiting_s, last_left_s)
         first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
-        # If a packet has only one frame, and this is shorter than `size.frame_bytes`, the
-        # frame has left before ``first_left_s``.
+        # The first frame never leaves after all frames. Only a `Size` whose single frame is
+        # shorter than `frame_bytes` needs this minimum, and `size_of` makes none.
         return min(self.free_s, first_left_s), self.free_s
 
 
@@ -323,6 +325,7 @@ class Shaper:
                 yield arrived_s, packet
             else:
                 packet.left_sender = True
+                # The last of the packet's frames is at the link of its target now.
                 self._carry(self._down[packet.target], packet, last_s=arrived_s)
 
 
@@ -466,7 +469,8 @@ class Tunnel:
     def read(self, device: int) -> None:
         """Read a packet from a device, and give it to the shaper if it is for a rank.
 
-        The packet counts as sent when `serve` last found devices to be readable.
+        The packet counts as sent when `serve` last found devices to be readable. It may be
+        read later than that, because `serve` reads the devices one after the other.
 
         Parameters
         ----------
@@ -474,7 +478,8 @@ class Tunnel:
             The file descriptor of the device.
         """
         try:
-            # An IP packet has at most 65,535 bytes.
+            # The device puts a header of its own (virtio_net_hdr) before each IP packet,
+            # which has at most 65,535 bytes.
             packet = os.read(device, _HEADER.size + 65535)
         except BlockingIOError:
             # `select` may report a device that has no packet after all.
@@ -536,9 +541,11 @@ def main(config: Mapping[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN)
     *rank_namespaces, switch_namespace = config["namespaces"]
     conditions = Conditions(**config["conditions"])
+    # With this flag the kernel makes no check sums. The header of each packet tells the
+    # receiver's kernel that they are missing.
     offload = _CSUM
     if not conditions.loss:
-        # With this flag a packet may stand for many frames. With losses it must not,
+        # With this second flag a packet may stand for many frames. With losses it must not,
         # because chance would take all frames of a packet at once.
         offload |= _TSO4
     # Each device is made within the namespace of its rank. The process then returns to
@@ -553,7 +560,7 @@ def main(config: Mapping[str, Any]) -> None:
     with suppress(PermissionError):
         # Priority 1 is the lowest of the real-time priorities.
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-    _keep_memory()
+    _avoid_pauses_for_memory()
     crossed = os.open(config["crossed"], os.O_WRONLY | os.O_CREAT, 0o644)
     # The file has a record of zeros before the first packet.
     os.pwrite(crossed, bytes(CROSSED.size), 0)
@@ -561,9 +568,10 @@ def main(config: Mapping[str, Any]) -> None:
     Tunnel(devices, shaper, config["prefix"], crossed).serve()
 
 
-def _keep_memory() -> None:
+def _avoid_pauses_for_memory() -> None:
     """Keep the garbage collector and the allocator from taking time of this process."""
-    # No object here is part of a cycle of references, so the collector has nothing to do.
+    # Unused objects that refer to each other in a cycle, such as those of imports, are freed
+    # once. From now on no object here is part of a cycle, so the collector is not needed.
     gc.collect()
     gc.disable()
     # With thresholds of 1 GiB, glibc returns no freed memory to the kernel. Getting the

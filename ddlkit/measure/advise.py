@@ -49,7 +49,8 @@ from ddlkit.model.contention import Contention
 from ddlkit.model.predictor import scatter_of
 
 GLOO_MESSAGES = 4
-"""How many messages a sample has with gloo, as `NCCL_MESSAGES` has it for NCCL."""
+"""How many messages a sample has with gloo: a choice, not measured. `NCCL_MESSAGES` is the
+number for NCCL, for which 4 would mostly show how the ranks begin."""
 MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
 ITERATIONS_TO_REBUILD = 3
@@ -82,8 +83,9 @@ def measure_model(
     Returns
     -------
     dict
-        What to show of the result: names, numbers, medians in seconds and the path of
-        table ``layers``. It is empty on all ranks but rank 0.
+        What to show of the result: names, numbers, medians in seconds, whether DDP's
+        buckets have the order of the profile ("order", in words) and the path of table
+        ``layers`` ("profile"). It is empty on all ranks but rank 0.
 
     Raises
     ------
@@ -101,7 +103,8 @@ def measure_model(
         me.say(f"timing iterations of {training.network}; --budget is {longest}")
         tables, profile = layers_of(training, budget, me)
         # The comparison wraps the model in DDP with default buckets, and trains until DDP
-        # has rebuilt them. `other_than_predicted` looks at these buckets.
+        # has rebuilt them. It returns in words whether DDP's order is that of the profile.
+        # `other_than_predicted` then looks at the rebuilt buckets.
         order = order_compared_with_ddp(training, profile)
         notes += other_than_predicted(training, profile)
     # Only rank 0 saves tables and shows the result.
@@ -265,8 +268,8 @@ def _loaded_and_tried(
     """
     training = load(user_model, me.device, notes)
     if training.compiled:
-        # The compiler breaks a model's graph where DDP has its buckets, so a
-        # compiled model is profiled inside DDP.
+        # In DDP the compiler breaks a model's graph where the buckets end. So a compiled
+        # model is profiled inside DDP, with breaks as in training.
         wrap_alone(training)
     # A first forward and backward pass shows whether the model can be trained.
     training.try_out()
@@ -324,8 +327,9 @@ def _in_words(summary: Sequence[float]) -> str:
 def wrap_alone(training: Training) -> None:
     """Wrap a model in a DDP of one process, which sends nothing.
 
-    A compiled model is profiled inside such a DDP. For other models such a DDP shows in which
-    order gradients become ready under DDP.
+    A compiled model is profiled inside such a DDP, because the compiler breaks its graph where
+    the buckets of DDP end. For other models such a DDP shows in which order gradients become
+    ready under DDP.
 
     Parameters
     ----------
@@ -335,8 +339,9 @@ def wrap_alone(training: Training) -> None:
     # By default all ranks would have to make every group together. With local
     # synchronization each rank makes its own. Nothing is sent, so gloo is enough for a
     # model on a GPU, too.
-    group_options: Any = {"backend": "gloo", "use_local_synchronization": True}
-    group = dist.new_group([dist.get_rank()], **group_options)
+    group = dist.new_group(
+        [dist.get_rank()], backend="gloo", use_local_synchronization=True
+    )
     ddp = training.wrap(process_group=group)
     # By default DDP runs an all-reduce of each bucket, even in a group of one process.
     send_nothing(ddp)
@@ -351,14 +356,16 @@ def order_compared_with_ddp(training: Training, profile: LayerProfile) -> str:
     Parameters
     ----------
     training : Training
-        The model in training, which may be wrapped and trained.
+        The model in training, which is changed: it is wrapped in DDP if it is not yet, and
+        trained for some iterations.
     profile : LayerProfile
         The profile of its layers.
 
     Returns
     -------
     str
-        The result of the comparison, or why there is none, in a few words.
+        In a few words whether DDP has the order of the profile, or why this was not
+        compared.
     """
     why_not_comparable = _let_ddp_rebuild_buckets(training, profile)
     if why_not_comparable:
@@ -474,6 +481,8 @@ def remarks(training: Training, profile: LayerProfile) -> Iterator[str]:
             "all that precedes the last backward"
         )
     if training.compiled:
+        # Layers of a compiled model are not seen, so the row of the first tensor has the time
+        # of the whole forward pass.
         yield (
             "compiled: profiled inside DDP in one process; forward is one time, "
             "which the first tensor has"
@@ -517,8 +526,9 @@ MIN_WHOLE_MESSAGES = 20.0
 LOOKS = (6, 12, 24, 48, 96)
 """The numbers of rounds after which a trial looks whether it is decided.
 
-Fewer than 6 rounds have no interval, so at least 6 are run even if time is up. Each look
-is one more chance to be wrong, so there are few of them."""
+The first is also the least number of rounds, and the last the greatest. Fewer than 6 rounds
+have no interval, so at least 6 are run even if time is up. Each look is one more chance to
+be wrong, so there are few of them."""
 PLANNED_ROUNDS = 10
 """Rounds that are to fill the time. The number of iterations in a round follows from it."""
 PLANS_TRIED = 2
@@ -684,7 +694,7 @@ def _measure_layers(
     tables, profile = layers_of(training, budget, me)
     notes += remarks(training, profile)
     # The comparison wraps the model in DDP with default buckets, and trains until DDP
-    # has rebuilt them. `other_than_predicted` looks at these buckets.
+    # has rebuilt them. `other_than_predicted` then looks at the rebuilt buckets.
     notes.append(f"order: {order_compared_with_ddp(training, profile)}")
     notes += other_than_predicted(training, profile)
     return tables
@@ -699,10 +709,12 @@ def _measure_messages(me: Rank, training: Training, max_s: float) -> Iterator[Ta
         budget=Budget(
             warmup=1, min_repeats=4, max_repeats=100, max_s=max_s / len(sizes)
         ),
-        # The mean of several messages hides how exactly the ranks begin together.
+        # A single small message would mostly show how far apart ranks begin. So a sample
+        # is the mean of several messages that follow one another.
         messages_per_sample=NCCL_MESSAGES if me.backend == "nccl" else GLOO_MESSAGES,
     )
-    # This process is a rank already. So it does its part of the job, which is not launched.
+    # This process is a rank already, so it calls the job's `part` instead of launching the
+    # job.
     yield from collectives_job.part(me, settings)
 
 
@@ -792,7 +804,8 @@ def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
         raise UserError(
             f"{model}: loss() runs backward {backward_passes} times: {remedy}"
         )
-    # DDP waits for every gradient of a bucket, unless it looks for unused parameters.
+    # DDP waits for every gradient of a bucket, unless it looks for unused parameters. So this
+    # call runs an iteration, and returns the tensors that get no gradient in it.
     without_gradient = training.without_gradient()
     if without_gradient:
         raise UserError(
@@ -844,8 +857,8 @@ def _median_s(training: Training, action: Callable[[], object]) -> float:
     """Run an action three times on all ranks, and return its median in seconds.
 
     Each of the three times is that of the rank that takes longest. The action must be the
-    same on all ranks, because it may send messages. As in a user's training, time counts
-    in which a GPU waits for the host.
+    same on all ranks, because it may send messages. The times include those in which a GPU
+    waits for the host, as it does in a user's training.
     """
     seconds = clock.measure_on(training.device, action, THREE_TIMES, host_counts=True)
     return float(np.median(slowest(seconds)))
@@ -1001,9 +1014,10 @@ def _undisturbed_rounds(
 ) -> Iterator[dict[str, Floats]]:
     """Train under each plan in turn, and yield the seconds of each round's iterations.
 
-    The number of rounds lies between the first and the last number in `LOOKS`. Within these
-    bounds, no round starts after ``ends_s``, a time of `time.monotonic`. A round that other
-    programs disturb is run again and not yielded.
+    The number of rounds lies between the first and the last number in `LOOKS`, the numbers
+    of rounds after which `trial` judges the plans. Within these bounds, no round starts after
+    ``ends_s``, a time of `time.monotonic`. A round that other programs disturb is run again
+    and not yielded, as long as `Retries` allows.
 
     Parameters
     ----------
@@ -1055,6 +1069,7 @@ def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:
     """Return in words how much time is left for a trial of which ``n_rounds`` are done."""
     if left_s > 0:
         return f"about {left_s:.0f} s are left"
+    # A trial first looks at its plans after `LOOKS[0]` rounds, and does not end before.
     if n_rounds < LOOKS[0]:
         return (
             f"the time of --confirm-minutes is over, but {LOOKS[0]} rounds are run in any "
@@ -1094,8 +1109,8 @@ def _train_in_turn(
         training.use(ddp_by_plan[plan])
         # All ranks begin together, so that none waits for another in its first message.
         dist.barrier()
-        # With `host_counts`, time counts in which a GPU waits for the host, as it does in a
-        # user's training.
+        # With `host_counts`, the times include those in which a GPU waits for the host, as it
+        # does in a user's training.
         own_s = clock.measure_on(
             training.device, training.iterate, budget, host_counts=True
         )
@@ -1108,13 +1123,15 @@ def _wrapped_by_plan(
 ) -> dict[str, DistributedDataParallel]:
     """Return the training in DDP with the buckets of each plan, by plan.
 
-    ``plans`` has the bytes of each bucket by plan. A plan is left out if DDP makes other
-    buckets than the plan has.
+    ``plans`` has the bytes of each bucket by plan. DDP's default is a plan without bytes,
+    for which DDP applies its own rule. Any other plan is left out if DDP makes other buckets
+    than the plan has.
     """
     ddp_by_plan = {}
     for plan, sizes in plans.items():
         ddp, buckets, _tensor_counts = wrap_and_rebuild(training, sizes)
-        # The default has no sizes, and cannot differ from them.
+        # The default has no sizes, and cannot differ from them. The message states only the
+        # numbers of buckets, which may be equal although the sizes differ.
         if sizes and buckets != [*sizes]:
             counts = f"asked for {len(sizes)} buckets, DDP made {len(buckets)}"
             me.say(f"plan {plan} is not tried: {counts}")

@@ -114,8 +114,8 @@ def _measure_and_append(
     and software of all ranks, for the table's stamp.
     """
     (collective,) = settings.collectives
-    # This process is a rank already. So it does its part of the job, which is not
-    # launched.
+    # This process is a rank already, so it calls the job's `part` instead of launching the
+    # job. `part` yields once for each collective, with rows of all sizes: here only once.
     for tables in collectives_job.part(me, settings):
         # The clock rates right after a measurement show whether a GPU was slowed
         # down, for example because it was hot.

@@ -189,8 +189,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     Raises
     ------
     UserError
-        If an element of a result is wrong on any rank, and if ranks are to start apart
-        with NCCL. All ranks raise the same error.
+        If an element of a result is wrong on any rank. Also if the ranks are to begin
+        ``settings.apart_s`` after one another with NCCL, whose GPUs begin together. All
+        ranks raise the same error.
     """
     _refuse_apart_with_nccl(me, settings)
     columns_of_all_rows = _columns_of_all_rows(me, settings)
@@ -289,9 +290,13 @@ def _rows_of_samples(
 ) -> pd.DataFrame:
     """Return a row of table ``collectives`` for each sample of one collective and size.
 
-    ``labels`` are the columns that do not depend on the measured times, ``spread`` has the
-    times, and ``usage`` says how busy the machine was.
+    ``labels`` are the columns that do not depend on the measured times. ``spread`` has the
+    seconds of each sample on the slowest rank, which become the column ``seconds``, and on
+    the fastest rank. ``usage`` says how busy the machine was.
     """
+    # Each is a share from 0 to 1, and the same in all rows: time of the cores that other
+    # virtual machines took, packets that an emulated link carried too late, and time of
+    # the cores that other programs took.
     columns_of_usage = {
         "stolen": usage.stolen,
         "late": usage.late,
@@ -416,7 +421,9 @@ def _time_samples(
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
         # and thus for the end of that kernel, before it times a sample.
         dist.barrier()
-        # Rank 0 starts at once, and each other rank `apart_s` after the rank before it.
+        # Ranks in training start a message one after the other. After this common moment,
+        # rank 0 starts at once, and each other rank `apart_s` after the rank before it.
+        # With NCCL `apart_s` is 0.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     # `measure` times gloo by the clock of the host.
@@ -488,9 +495,9 @@ class CheckedCollective:
         # always is in place here, and NCCL's own benchmarks and FSDP run all collectives
         # so.
         self._in_place = self._posting.in_place or me.backend == "nccl"
-        # How many inputs, and how many results, of a rank make up the size of the
-        # collective. For an all-gather these are (ranks, 1), because its size is that of
-        # its result. For a reduce-scatter they are (1, ranks), for an all-reduce (1, 1).
+        # The size of a collective is `_input_parts` times the input of a rank, and
+        # `_output_parts` times its result. An all-gather has (ranks, 1), because its result
+        # has the inputs of all ranks. A reduce-scatter has (1, ranks), an all-reduce (1, 1).
         definition = COLLECTIVES[collective]
         self._input_parts = definition.input_parts(me.world_size)
         self._output_parts = definition.output_parts(me.world_size)
@@ -498,18 +505,20 @@ class CheckedCollective:
         # All ranks draw the same vector, so each knows the inputs of all others and can
         # compute the right result without any message.
         vector = random_integers(elements // self._input_parts, seed, me.device)
-        # The input of rank k is the vector, rotated by k times `_ROTATION` elements. `inputs`
-        # is a generator, because the inputs of many ranks would not fit into memory at once.
+        # The input of rank k is the vector, rotated by k times `_ROTATION` elements. So the
+        # inputs of ranks differ, although only one vector is drawn. `inputs` is a generator,
+        # because the inputs of many ranks would not fit into memory at once.
         inputs = (vector.roll(rank * _ROTATION) for rank in range(me.world_size))
         self.mine = vector.roll(me.rank * _ROTATION)
         # The right result of this rank.
         self.expected = self._posting.result(inputs, me)
         # A row for each of the messages that are posted at once. `reset` fills each of the
-        # rows with `_initial`.
-        self._initial = self._row_before(elements)
+        # rows with `_initial`, what it holds before the collective: NaN, and in place also
+        # the input.
+        self._initial = self._initial_row(elements)
         self.buffers = self.mine.new_empty((count, len(self._initial)))
 
-    def _row_before(self, elements: int) -> torch.Tensor:
+    def _initial_row(self, elements: int) -> torch.Tensor:
         """Return a row of the buffers as it is before the collective.
 
         A row holds the result of one message. If the collective is in place, the row also

@@ -135,15 +135,15 @@ def _pools(device: torch.device, n_bytes: int) -> dict[str, tuple[Pool, Pool]]:
     }
 
 
-def _copies_per_sample(slots: int, size: int) -> int:
+def _copies_per_sample(n_slots: int, size: int) -> int:
     """Return how many copies of ``size`` bytes a sample has.
 
-    ``slots`` is how many such copies a pool can hold. A sample uses no slot twice, and is
+    ``n_slots`` is how many such copies a pool can hold. A sample uses no slot twice, and is
     limited in bytes and in copies.
     """
     # A single copy may have more bytes than the limit.
     most_by_bytes = max(1, _SAMPLE_BYTES // size)
-    return min(slots, _MOST_COPIES, most_by_bytes)
+    return min(n_slots, _MOST_COPIES, most_by_bytes)
 
 
 def _time_copies(
@@ -158,23 +158,24 @@ def _time_copies(
     seconds : ndarray, shape (repeats,)
         The mean seconds of one copy in each sample.
     """
-    # A slot is a place in a pool that holds one copy.
-    slots = source.numel() // size
-    copies_per_sample = _copies_per_sample(slots, size)
-    # After the last slot of a pool the first one is next.
-    next_slots = itertools.cycle(range(slots))
+    # A slot is a place in a pool that holds one copy. Slots are numbered from 0.
+    n_slots = source.numel() // size
+    copies_per_sample = _copies_per_sample(n_slots, size)
+    # Each copy takes the next slots, because bytes that were just copied are still in a
+    # cache. After the last slot of the source the first one is next.
+    source_slots = itertools.cycle(range(n_slots))
     # The copies of a sample: where each goes, and where it comes from.
     pairs: list[tuple[Pool, Pool]] = []
 
     def choose_next_slots() -> None:
         """Prepare the slots of the next sample, which is no part of its time."""
         pairs.clear()
-        for slot in itertools.islice(next_slots, copies_per_sample):
-            # The pools are walked in opposite directions, so that a target does not lie
-            # at the offset of its source.
-            target_slot = slots - 1 - slot
+        for source_slot in itertools.islice(source_slots, copies_per_sample):
+            # The target is walked from its last slot to its first. So nearly all copies
+            # have different offsets in the two pools, which is a choice, not measured.
+            target_slot = n_slots - 1 - source_slot
             into = target[target_slot * size : (target_slot + 1) * size]
-            out_of = source[slot * size : (slot + 1) * size]
+            out_of = source[source_slot * size : (source_slot + 1) * size]
             pairs.append((into, out_of))
 
     def copy_all_pairs() -> None:
