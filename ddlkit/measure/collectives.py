@@ -189,9 +189,9 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     Raises
     ------
     UserError
-        If an element of a result is wrong on any rank. Also if the ranks are to begin
-        ``settings.apart_s`` after one another with NCCL, whose GPUs begin together. All
-        ranks raise the same error.
+        If an element of a result is wrong on any rank, and if each rank is to begin
+        ``settings.apart_s`` after the one before it with NCCL, whose GPUs begin together.
+        All ranks raise the same error.
     """
     _refuse_apart_with_nccl(me, settings)
     columns_of_all_rows = _columns_of_all_rows(me, settings)
