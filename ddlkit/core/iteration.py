@@ -74,7 +74,7 @@ class Prediction:
 
     @property
     def scaling_factor(self) -> float:
-        """Return the weak-scaling efficiency (osf Eq 1).
+        """Return the weak-scaling efficiency (Eq 1 of "osf", Liu et al. 2022).
 
         This is the iteration of a single worker over this iteration.
         """
@@ -218,12 +218,19 @@ class Iteration:
 
     @cached_property
     def played_s(self) -> tuple[Floats, Floats]:
-        """Return when each message starts and ends, in seconds, two arrays of shape (G,)."""
+        """Return when each message starts and ends on the link, two arrays of shape (G,).
+
+        All times are in seconds.
+        """
         # When each message may start at the earliest: ``leave_s``, if it is given.
         may_start_s = self.ready_s if self.leave_s is None else self.leave_s
         if not self.link.plain:
+            # Several messages may be under way at once, a message may be faster after a rest
+            # of the link, or messages and compute may slow each other down. `Link.play` needs
+            # the processor time and the link time of each message for this.
             parts = self.link.parts(self.cost, self.group_bytes)
             return self.link.play(may_start_s, parts)
+        # On a plain link, messages follow one another, and each takes what it costs.
         ends_s = group_ends(may_start_s, self.communication_s)
         # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
@@ -235,10 +242,12 @@ class Iteration:
     @cached_property
     def prediction(self) -> Prediction:
         """Return the times of the iteration. Copies count as exposed communication."""
-        _, ends_s = self.played_s
-        arrived_s = float(self._copied_out_s(ends_s))
+        _, message_ends_s = self.played_s
+        # The update starts when the last message has arrived and has been copied out.
+        update_start_s = float(self._last_copied_out_s(message_ends_s))
         return Prediction(
-            iteration_s=arrived_s + self.workload.update_s,
+            iteration_s=update_start_s + self.workload.update_s,
+            # This is compute without copies, so the time of copies counts as exposed.
             compute_s=self.workload.compute_s,
             communication_s=float(self.communication_s.sum()),
         )
@@ -252,8 +261,8 @@ class Iteration:
     ) -> Floats:
         """Return the time of the iteration for each of B draws of what is uncertain.
 
-        Each message may start when its last gradient is ready. Other start times, which
-        the iteration may have in ``leave_s``, are ignored here.
+        Each message may start when its last gradient is ready. Draws ignore ``leave_s``,
+        because no caller that sets it asks for draws.
 
         Parameters
         ----------
@@ -297,7 +306,8 @@ class Iteration:
                 parts.software_s * message_factors, parts.wire_s * message_factors
             )
             _, ends_s = link.play(ready_s, drawn_parts)
-        return self._copied_out_s(ends_s) + self.workload.update_s * compute_factors
+        update_s = self.workload.update_s * compute_factors
+        return self._last_copied_out_s(ends_s) + update_s
 
     def _drawn_parts(self, link: Link, costs: Sequence[MessageCost]) -> Parts:
         """Return the processor time and the link time of each message by each of B costs.
@@ -333,8 +343,8 @@ class Iteration:
         Raises
         ------
         UserError
-            If messages share a link or are copied, or if they start at times of their
-            own. No graph of tasks can express that.
+            If the link is not plain (`Link.plain`), if gradients are copied into messages,
+            or if messages start at times of their own. The graph cannot express that.
         """
         self.refuse_if_not_a_graph()
         workload = self.workload
@@ -376,17 +386,19 @@ class Iteration:
         Raises
         ------
         UserError
-            If messages share a link or are copied, or if they start at times of their
-            own.
+            If the link is not plain: several messages may be under way at once, a message
+            may be faster after a rest of the link, or messages and compute may slow each
+            other down. Also if gradients are copied, or if ``leave_s`` is given.
         """
-        # A graph has messages that follow one another as soon as they are ready.
+        # In the graph, each message starts when its last gradient is ready and the message
+        # before it has ended, and takes what it costs. No task of the graph copies.
         has_own_starts = self.leave_s is not None
         if not self.link.plain or self._copies or has_own_starts:
             raise UserError(
                 "graph of an iteration: one message after the other only, no copies"
             )
 
-    def _copied_out_s(self, ends_s: Floats) -> Floats:
+    def _last_copied_out_s(self, ends_s: Floats) -> Floats:
         """Return when the last message has been copied out of its bucket.
 
         Parameters
@@ -428,7 +440,7 @@ class Iteration:
         if workload.update_s:
             # The update starts when all messages have been copied out of their buckets.
             _, ends_s = self.played_s
-            start_s = float(self._copied_out_s(ends_s))
+            start_s = float(self._last_copied_out_s(ends_s))
             yield _Span(
                 task="update",
                 kind="update",
@@ -462,15 +474,19 @@ class Iteration:
             start_s = end_s
 
     def _backward_ends_s(self) -> Floats:
-        """Return when the backward of each tensor ends, and its copy, shape (n,).
+        """Return when the backward of each tensor ends, which includes its copy, shape (n,).
 
-        The times are in seconds from the start of forward.
+        The copy brings the gradient into its message. The times are in seconds from the
+        start of forward.
         """
+        # These would be the ends if no message slowed compute down.
+        undisturbed_ends_s = self.tensor_ready_s
         if not self.link.slows:
-            return self.tensor_ready_s
-        # Messages that slow compute down delay the end of each backward.
-        starts_s, ends_s = self.played_s
-        return self.link.computed_s(self.tensor_ready_s, starts_s, ends_s)
+            return undisturbed_ends_s
+        message_starts_s, message_ends_s = self.played_s
+        return self.link.computed_s(
+            undisturbed_ends_s, message_starts_s, message_ends_s
+        )
 
     def _message_spans(self) -> Iterator[_Span]:
         """Yield the span of each message, in the order of sending."""
@@ -547,9 +563,10 @@ def predict(
 
 
 def no_overlap(iteration: Iteration) -> Prediction:
-    """Return the prediction of a model without overlap, which osf calls CSF (osf Eq 2).
+    """Return the prediction of a model without overlap.
 
-    The iteration is compute plus communication.
+    The iteration is compute plus communication. The scaling factor of this model is the CSF,
+    for "C2C-based Scaling Factor", of the paper "osf" (Liu et al. 2022, Eq 2).
 
     Parameters
     ----------

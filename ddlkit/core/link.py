@@ -106,7 +106,11 @@ class Link:
 
     @property
     def plain(self) -> bool:
-        """Return whether each message takes what it costs, one after the other."""
+        """Return whether each message takes what it costs, one after the other.
+
+        Nothing is shared then: one message is under way at a time, the link saves up no
+        tokens, and messages and compute do not slow each other down.
+        """
         return self.in_flight == 1 and not self.burst_s and not self.slows
 
     @property
@@ -127,7 +131,8 @@ class Link:
         Returns
         -------
         Parts
-            Seconds by message. In a row of equal messages, each of them takes its cost.
+            Seconds by message. If equal messages with these parts are played one right
+            after the other, each of them takes its cost.
         """
         if self.burst_s:
             return self._overlapping_parts(cost, n_bytes)
@@ -138,18 +143,18 @@ class Link:
         return Parts(software_s, cost_s - software_s)
 
     def _overlapping_parts(self, cost: MessageCost, n_bytes: ArrayLike) -> Parts:
-        """Return the parts of messages on a link with a burst, as `parts` does.
+        """Return the parts of messages on a link with a token bucket, as `parts` does.
 
         Notes
         -----
-        With a burst the software of a message overlaps with its bytes, so that a row of
-        equal messages is as fast as the slower of the two. Which of them is slower
-        depends on the size. The limit between them is the size whose bytes occupy the
-        link for as long as the start-up takes. A message above the limit was limited by
-        the link when its cost was measured. Its cost is link time, and its processor
-        time is the cost of a message whose size is the limit. A message below the limit
-        was limited by its software. Its cost is processor time, and its link time
-        follows from the rate.
+        On such a link the software of a message overlaps with its bytes, so that a row of
+        equal messages is as fast as the slower of the two, and its measured cost shows
+        only this one. Which of them is slower depends on the size. The limit between them
+        is the size whose bytes occupy the link for as long as the start-up takes. Below the
+        limit the software is slower, so the cost is processor time, and the link time
+        follows from the rate. Above the limit the link is slower, so the cost is link time.
+        The processor time does not show there. It is taken to stay what it is at the limit,
+        the largest size that shows it.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = _startup_s(cost)
@@ -162,11 +167,12 @@ class Link:
         # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
-        # The processor cannot be busy for longer than a whole message takes.
+        # A measured cost need not grow with the size. But the processor is never busy for
+        # longer than a message takes.
         software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
         # A measured cost is the mean over a row of messages. The first of them found
-        # the bucket full of tokens, which saved ``burst_s`` of link time in all. Without
-        # these tokens, each message would have kept the link busy for its share longer.
+        # the bucket full of tokens, which saved the whole row ``burst_s`` of link time, and
+        # thus each message its share. Link time counts without tokens, as in ``by_rate_s``.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         return Parts(
             software_s=np.where(limited_by_link, software_above_limit_s, cost_s),
@@ -364,16 +370,20 @@ class _Simulation:
         # ``wire_left_s`` are the messages under way.
         while self.admitted < len(self.ready_s) or self.wire_left_s:
             self._end_finished()
-            if self._has_room() and self.ready_s[self.admitted] <= self.computed_s:
+            if (
+                self._may_admit_next()
+                and self.ready_s[self.admitted] <= self.computed_s
+            ):
                 self._admit_next()
             else:
                 self._advance()
         return self.starts_s, self.ends_s
 
-    def _has_room(self) -> bool:
-        """Return whether there is a next message that may be admitted when ready."""
-        room = len(self.wire_left_s) < self.link.in_flight
-        return room and self.admitted < len(self.ready_s)
+    def _may_admit_next(self) -> bool:
+        """Return whether a message is left to admit, and fewer than allowed are under way."""
+        if self.admitted == len(self.ready_s):
+            return False
+        return len(self.wire_left_s) < self.link.in_flight
 
     def _end_finished(self) -> None:
         """End the messages that need neither the link nor the processor any more."""
@@ -410,7 +420,7 @@ class _Simulation:
         until_done_s = [demand.until_done_s for demand in demands]
         # The second kind: the next message is ready.
         until_ready_s = math.inf
-        if self._has_room():
+        if self._may_admit_next():
             compute_left_s = self.ready_s[self.admitted] - self.computed_s
             until_ready_s = compute_left_s * compute_factor
         # The third kind: compute ends. This is an event only if messages advance faster
@@ -456,14 +466,16 @@ class _Simulation:
 
         ``slowed_by_compute`` says whether compute slows messages down at this moment.
         """
+        # Both have an entry for each message under way, by the number of the message.
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
         # How many times as long each message takes because of compute.
         factor = dict.fromkeys(wire_left_s, 1.0)
         if slowed_by_compute:
             factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
-        # The messages that move bytes, and those whose software runs. Without a burst
-        # the software of a message waits until its bytes have moved.
+        # The messages that move bytes, and those whose software runs. On a link with a token
+        # bucket, the software of a message runs while its bytes wait for tokens. On any other
+        # link (``burst_s`` is 0), it runs after the bytes have moved.
         software_overlaps = self.link.burst_s > 0
         moving = []
         working = []
@@ -527,8 +539,8 @@ def one_by_one(
     link_free_s = np.zeros(scenarios)
     # A link that has rested begins with all tokens that it can save.
     tokens_s = np.full(scenarios, burst_s)
-    # By how much messages have delayed compute so far. At time t the amount t - late_s
-    # has been computed.
+    # By how much messages have delayed compute so far. Amounts of compute are in seconds
+    # without such delays, so at time t the amount t - late_s has been computed.
     late_s = np.zeros(scenarios)
     for k in range(ready_s.shape[-1]):
         # Of message k: the link time of its bytes, and its two slowdowns, by scenario.
@@ -539,7 +551,8 @@ def one_by_one(
         # A message starts when it is ready and the message before it has ended.
         start_s = np.maximum(link_free_s, ready_s[..., k] + late_s)
         # The link may be busy until after the end of compute. Nothing is left then.
-        compute_left_s = np.maximum(0.0, all_computed_s - (start_s - late_s))
+        computed_s = start_s - late_s
+        compute_left_s = np.maximum(0.0, all_computed_s - computed_s)
 
         # The link has rested since the last message ended, and has saved up tokens. They
         # let bytes of this message through at once.
@@ -558,9 +571,10 @@ def one_by_one(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
-        # The link earns tokens while the message is under way, but none in the seconds by
-        # which compute delays the bytes. The bytes of the message spend as many tokens as
-        # they have link time.
+        # The link earns a second of tokens for each second that the message is under way,
+        # but none in the seconds by which compute delays the bytes. The bytes spend as many
+        # tokens as they have link time. This never exceeds what there is, because the message
+        # took at least ``bytes_s - tokens_s``, and the seconds of the delay.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
         # The message also delays all later compute.
@@ -578,10 +592,10 @@ def _alone_s(
 ) -> Floats:
     """Return how long a message takes while nothing is computed, for each scenario.
 
-    ``software_s`` is its processor time, and ``on_link_s`` its link time beyond the
-    tokens that were saved. On a link with a token bucket, software overlaps: it runs
-    while the bytes of the message wait for tokens, so the longer of both times counts.
-    On any other link, the software runs after the bytes have moved.
+    ``software_s`` is its processor time. ``on_link_s`` is its link time without that of
+    the bytes that pass at once, by tokens that the link has saved. On a link with a token
+    bucket, software overlaps: it runs while the other bytes wait for tokens, so the longer
+    of both times counts. On any other link, the software runs after the bytes have moved.
     """
     if software_overlaps:
         return np.maximum(on_link_s, software_s)
