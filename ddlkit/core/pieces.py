@@ -176,15 +176,14 @@ def _losses(x: Floats, y: Floats, weight: Floats, least: int) -> Floats:
     # There are RUNS_AT_ONCE such points, which limits the memory.
     for first in range(0, n, RUNS_AT_ONCE):
         stop = min(first + RUNS_AT_ONCE, n)
-        # The element [e, b] is the loss of the run from point first + b to point first + e,
-        # both included.
+        # In these matrices, the element [e, b] belongs to the run from point first + b to
+        # point first + e, both included. With e < b there is no run.
         unexplained = _unexplained(
             x[first:], y[first:], weight[first:], n_begins=stop - first
         )
-        # This run has e - b + 1 points, which are enough if b <= e + 1 - least. `np.tri` is
-        # True in these elements.
-        is_long_enough = np.tri(n - first, stop - first, k=1 - least, dtype=bool)
-        own_losses = np.where(is_long_enough, unexplained, np.inf)
+        # This is e - b + 1, which is 0 or negative where there is no run.
+        n_points = 1 + np.arange(n - first)[:, None] - np.arange(stop - first)
+        own_losses = np.where(n_points >= least, unexplained, np.inf)
         # In the result, rows are beginnings of runs, hence the transposed matrix. Columns
         # are exclusive ends, so the run that ends with point first + e is in column
         # first + e + 1.
@@ -217,16 +216,16 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     has_begun = np.tri(n, n_begins, dtype=bool)
     own_weight = np.where(has_begun, weight[:, None], 0.0)
     run_weight = np.cumsum(own_weight, axis=0)
+    # How far each point is in x and in y from the means of each run before it joins the run.
     off = _off_means(np.stack([x, y]), weight, run_weight)
     off_x = off[:, 0]
     off_y = off[:, 1]
-    # With each point that joins a run, the second moments about the means of the run grow:
-    # the sums of squares of x and of y, and the sum of products.
-    growth = _growth_of_moments(own_weight, run_weight)
-    growth_x = growth * off_x
-    xx = np.cumsum(growth_x * off_x, axis=0)
-    xy = np.cumsum(growth_x * off_y, axis=0)
-    yy = np.cumsum(growth * off_y * off_y, axis=0)
+    # The second moments of a run about its means: the sums of squares of x and of y, and
+    # the sum of products. Each point that joins adds its factor times two of its distances.
+    factor = _moment_factors(own_weight, run_weight)
+    xx = np.cumsum(factor * off_x * off_x, axis=0)
+    xy = np.cumsum(factor * off_x * off_y, axis=0)
+    yy = np.cumsum(factor * off_y * off_y, axis=0)
     # The best line explains xy^2 / xx of the spread yy. If all points of a run have one x,
     # its best line is the mean of y, which explains nothing.
     explained = np.divide(xy * xy, xx, out=np.zeros((n, n_begins)), where=xx > 0)
@@ -234,8 +233,8 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     return np.maximum(yy - explained, 0.0)
 
 
-def _growth_of_moments(own_weight: Floats, run_weight: Floats) -> Floats:
-    """Return the factor by which each point adds to the second moments of each run.
+def _moment_factors(own_weight: Floats, run_weight: Floats) -> Floats:
+    """Return the factor of each point in the second moments of each run that it joins.
 
     If a point of weight w joins a run of weight W, each second moment of the run about its
     means grows by w W / (w + W) times the product of two distances of the point from the
@@ -245,28 +244,31 @@ def _growth_of_moments(own_weight: Floats, run_weight: Floats) -> Floats:
     Parameters
     ----------
     own_weight : ndarray, shape (n, B)
-        The element [j, i] is the weight w of point j if it belongs to run i, and else 0.
+        The element [j, i] is the weight w of point j if it belongs to run i of B runs, and
+        else 0.
     run_weight : ndarray, shape (n, B)
-        The weight of the run with the point, w + W, 0 where the run has not begun.
+        The element [j, i] is the weight w + W of run i after point j has joined it. It is 0
+        where the run has not begun.
 
     Returns
     -------
     ndarray, shape (n, B)
         The factor of each point in each run, 0 where the run has not begun.
     """
+    # W, the weight of a run before a point joins, is its weight after the point before.
     weight_before = np.zeros_like(run_weight)
     weight_before[1:] = run_weight[:-1]
-    growth = np.zeros_like(run_weight)
+    factors = np.zeros_like(run_weight)
     has_begun = run_weight > 0
-    np.divide(own_weight * weight_before, run_weight, out=growth, where=has_begun)
-    return growth
+    np.divide(own_weight * weight_before, run_weight, out=factors, where=has_begun)
+    return factors
 
 
 def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
-    """Return how far each point is from the means of the run that it joins.
+    """Return how far each point is from the means of each run that it joins.
 
-    Each of B runs begins at one of the first B points. All later points join it in their
-    order.
+    There are B runs, and run i begins at point i. All later points join it in their order,
+    so each point joins every run that has begun.
 
     Parameters
     ----------
@@ -286,14 +288,15 @@ def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
     """
     n, n_begins = run_weight.shape
     off = np.zeros((n, 2, n_begins))
-    # The means of each run so far.
+    # The weighted means of x and y of each run so far, 0 before its first point.
     means = np.zeros((2, n_begins))
     for newest in range(n):
         # The runs that have begun: those that begin at the newest point or before it.
         begun = slice(min(newest + 1, n_begins))
         own_off = points[:, newest, None] - means[:, begun]
         off[newest, :, begun] = own_off
-        # The first point of a run moves the means from 0 to the point itself.
+        # Each point moves the means towards itself, by its share of the weight. The share of
+        # the first point of a run is 1, which moves the means from 0 to the point itself.
         means[:, begun] += own_off * weight[newest] / run_weight[newest, begun]
     return off
 
@@ -306,7 +309,8 @@ def best_breaks(
     Parameters
     ----------
     designs : sequence of callable, length k
-        The design of each piece: two columns, whose sum is not constant.
+        The design of each piece: a column that is constant and one that is not, in either
+        order.
     sizes, seconds : ndarray, shape (n,)
         Raw samples.
     minimum : int
@@ -334,16 +338,18 @@ def best_breaks(
             f"{len(designs)} pieces need at least {needed} distinct sizes, "
             f"got {distinct.size}"
         )
+    # The weight of a size is the sum of 1 / t**2 over its times, so errors are relative.
     mean_s, weight = _means_of_sizes(groups)
-    # The two columns of a design are a constant and a variable, such as the size. The
-    # best line has the same loss in the variable as in the variable plus a constant. So
-    # the sum of the two columns, in either order, may stand for the variable.
+    # The two columns of a design are a constant and a variable, such as the size. Their sum
+    # is the variable plus a constant, whichever of them comes first. The best line has the
+    # same loss in this sum as in the variable alone, so the sum may stand for it.
     losses_of = {}
     # Pieces of one design have the same losses.
     for design in {*designs}:
         variable = design(distinct).sum(axis=1)
         losses_of[design] = _losses(variable, mean_s, weight, minimum)
     losses = [losses_of[design] for design in designs]
+    # There is a break before each piece but the first.
     return [
         float(np.sqrt(distinct[start - 1] * distinct[start]))
         for start in _best_starts(losses)
@@ -381,7 +387,8 @@ def _best_starts(losses: Sequence[Floats]) -> list[int]:
     ----------
     losses : sequence of ndarray, shape (n + 1, n + 1), length k
         The losses of each piece over n sizes. The element [i, j] is the loss if the
-        piece begins at size i and ends before size j.
+        piece begins at size i and ends before size j. It is infinite if the piece would
+        have too few sizes, and so wherever j <= i.
 
     Returns
     -------
@@ -497,12 +504,13 @@ def _fit_table(sizes: Floats, seconds: Floats) -> dict[str, Any]:
 
 
 def _line(variant: str) -> Fitter:
-    """Return the fitter of a variant of a straight line: one of LINES, as "ends"."""
+    """Return the fitter of a straight line by a variant, such as "ends" (see LINES)."""
     if variant not in LINES:
         usable = ", ".join(f"alpha_beta:{known}" for known in LINES)
         raise UserError(
             f"cost form alpha_beta has no variant {variant!r}: use {usable}"
         )
+    # By this variant errors are relative to the time, and by all others they are in seconds.
     if variant == "relative":
         return _linear_in_parameters(AlphaBeta)
     return partial(_fit_line_in_seconds, variant=variant)
@@ -550,18 +558,25 @@ def _points_of_variant(
     return distinct, medians_s
 
 
-# By osf Eq 18, the time is a line in log2(size) below a threshold, and a line in the size
-# from there on. `straight` has the columns constant and size. The parameters of Eq 18 begin
-# with the slope of each piece, so its designs have the two columns exchanged.
+# By Eq 18 of "osf" (Liu et al. 2022), the time is a line in log2(size) below a threshold,
+# and a line in the size from there on. `straight` has the columns constant and size. The
+# parameters of Eq 18 begin with the slope of each piece, so its designs have the two columns
+# exchanged.
 
 
 def _log2_slope_first(sizes: Floats) -> Floats:
-    """Return the design of the first piece of osf Eq 18, with the slope first."""
+    """Return the design of the first piece of Eq 18 of "osf" (Liu et al. 2022).
+
+    Its columns are log2(size), whose factor is the slope, and a constant.
+    """
     return straight(np.log2(sizes))[:, ::-1]
 
 
 def _slope_first(sizes: Floats) -> Floats:
-    """Return the design of the second piece of osf Eq 18, with the slope first."""
+    """Return the design of the second piece of Eq 18 of "osf" (Liu et al. 2022).
+
+    Its columns are the size, whose factor is the slope, and a constant.
+    """
     return straight(sizes)[:, ::-1]
 
 
