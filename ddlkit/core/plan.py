@@ -253,7 +253,9 @@ def none(workload: Workload) -> FusionPlan:
     FusionPlan
         A message for each gradient, in the order in which they become ready.
     """
-    return FusionPlan("none", tuple(range(1, workload.n + 1)))
+    # Each gradient is a group, so the exclusive ends of the groups are 1, 2, and so on to n.
+    ends = tuple(range(1, workload.n + 1))
+    return FusionPlan("none", ends)
 
 
 def single(workload: Workload) -> FusionPlan:
@@ -275,7 +277,9 @@ def single(workload: Workload) -> FusionPlan:
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
-    """Return the plan of a buffer that is sent before it would overflow (osf Eq 12).
+    """Return the plan of a buffer that is sent before it would overflow.
+
+    This is Eq 12 of "osf" (Liu et al. 2022).
 
     Parameters
     ----------
@@ -701,7 +705,7 @@ class Planner:
     Attributes
     ----------
     name : str
-        The name, which stands before the colon of a plan's name.
+        The part of a plan's name before the colon, such as "buffer" in "buffer:25MB".
     make : callable
         Makes a plan from a workload, a cost or None, and the text after the colon.
     variants : tuple of str
@@ -749,10 +753,11 @@ def planner(
     Parameters
     ----------
     name : str
-        The name before the colon.
+        The part of a plan's name before the colon, such as "buffer" in "buffer:25MB".
     variants : tuple of str, optional
-        All texts that may stand after the colon, if the function does not read the text
-        itself.
+        All texts that may stand after the colon, such as "repaired" in
+        "adafusion:repaired". Without variants, the function reads the text itself if an
+        example has a colon, and otherwise no text may follow the name.
     examples : tuple of str, optional
         Names of plans, by default the name alone and with each variant.
 
@@ -792,13 +797,13 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     name : str
         The name of a plan, without a colon and what follows it.
     *further : str
-        Names of plans that the caller makes itself, without a planner. The error lists
-        them, too.
+        Names of plans that the caller makes itself, without a planner, before it calls
+        this function. Here they are only listed in the error.
 
     Raises
     ------
     UserError
-        If no planner has the name, even if it is one of ``further``.
+        If no planner has the name.
     """
     if name in PLANNERS:
         return
@@ -886,8 +891,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
     """
     # More than nine digits are certainly too many tensors, and `int` refuses thousands
-    # of digits. Tables separate the ends of messages by semicolons, so a list from a
-    # table is read, too.
+    # of digits. A list from a table is read, too, where semicolons separate the ends of
+    # messages. So are colons, which separate the numbers of the plan `random`.
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "
@@ -912,7 +917,8 @@ def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
 
     ``text`` has the seed and the number of messages, as in "7:12". No ``cost`` is needed.
     """
-    # At most nine digits each, because `int` refuses thousands of them.
+    # At most nine digits each, because `int` refuses thousands of them. As in the plan
+    # `cuts`, a comma or a semicolon separates numbers as well as a colon.
     numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
     if not numbers:
         # Without a text, the name that the user wrote may have no colon.
@@ -1023,18 +1029,19 @@ def merged(
 def fusing_pays(
     update: Callable[[float], float], buffered: float, size: float, waited_s: float
 ) -> bool:
-    """Return whether a layer joins the fusion buffer of adaFusion (osf Eq 17).
+    """Return whether a layer joins the fusion buffer, by Eq 17 of "osf" (Liu et al. 2022).
 
     Parameters
     ----------
     update : callable
-        t_update, the time of a message in seconds by its size in bytes.
+        The time of a message in seconds by its size in bytes. It is t_update in the paper,
+        which calls the exchange of gradients an update of gradients.
     buffered : float
-        B^(i+1), the bytes in the buffer.
+        The bytes in the buffer, B^(i+1) in the paper.
     size : float
-        D^(i), the bytes of layer i.
+        The bytes of layer i, D^(i) in the paper.
     waited_s : float
-        t_wait^(i+1), the seconds for which the buffer waits for layer i.
+        The seconds for which the buffer waits for layer i. The paper has t_wait^(i).
 
     Returns
     -------
@@ -1044,16 +1051,16 @@ def fusing_pays(
 
     Notes
     -----
-    The paper prints t_wait^(i). We take this for a misprint: the buffer B^(i+1) holds
-    the layers down to i+1, and waits for the backward pass of layer i. The wait of this
-    buffer is t_wait^(i+1).
+    We take t_wait^(i) for a misprint of t_wait^(i+1). Backward goes from the last layer to
+    the first, so the buffer B^(i+1) holds layers down to i+1. It is this buffer that waits,
+    and it waits for the backward pass of layer i.
     """
     return update(buffered + size) + waited_s < update(buffered) + update(size)
 
 
 @planner("adafusion", variants=("repaired",))
 def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> FusionPlan:
-    """Return the plan of adaFusion, the planner of the paper osf (Liu et al., WWW 2022).
+    """Return the plan of adaFusion, the planner of the paper "osf" (Liu et al. 2022).
 
     AdaFusion collects gradients in a buffer, which is sent as one message. By osf Eq 17, a
     gradient joins the buffer if one message of both, and the wait of the buffer for the
@@ -1104,7 +1111,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
         The time of a message.
     variant : {"", "osf"}
         With "" the rule is the one that the authors of MG-WFBP published. With "osf" it
-        is the rule that the paper osf (Liu et al., WWW 2022) describes in Section 4.2.
+        is the rule that the paper "osf" (Liu et al. 2022) describes in Section 4.2.
 
     Returns
     -------
@@ -1113,30 +1120,32 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
 
     Notes
     -----
-    By the published rule, a gradient joins if ready - tau_c < a, that is, if the
-    gradient is ready before the start-up of the group's message would be over. Here
-    tau_c is the earliest start of that message. For a straight line, a is the start-up time. For
-    any other cost, a is the time that merging saves. By the rule that osf describes, a
-    gradient joins if its backward is shorter than the message plus a.
+    In both rules, a is the time that merging saves. For a group of g bytes and a gradient
+    of s bytes it is cost(g) + cost(s) - cost(g + s). If the cost is a straight line, this
+    is its start-up time.
+
+    By the published rule, a gradient joins if ready - tau_c < a. Here tau_c is the earliest
+    start of the group's message, so that the group waits for less time than merging saves.
+    By the rule that osf describes, a gradient joins if its backward is shorter than the
+    group's message plus a.
     """
     message_cost = needed_cost(cost, "mg_wfbp")
     ready_s = workload.ready_s.tolist()
     sizes = workload.bytes.astype(float).tolist()
     backward_s = workload.backward_s.tolist()
 
-    # In both rules, a is message_cost(group) + message_cost(size) - message_cost(group +
-    # size), which is the time that merging saves. For a straight line it is the start-up.
     def joins_as_published(tensor: int, group_bytes: float, start_s: float) -> bool:
         """Return whether ready - tau_c < a, where tau_c is ``start_s``."""
-        # This is the inequality of `fusing_pays`. Its buffer is the group, which waits
-        # from tau_c until the gradient is ready.
-        until_ready_s = ready_s[tensor] - start_s
-        return fusing_pays(message_cost, group_bytes, sizes[tensor], until_ready_s)
+        # `fusing_pays` says whether cost(g + s) + waited < cost(g) + cost(s), which is the
+        # same as waited < a.
+        waited_s = ready_s[tensor] - start_s
+        return fusing_pays(message_cost, group_bytes, sizes[tensor], waited_s)
 
     def joins_as_described(tensor: int, group_bytes: float, start_s: float) -> bool:
-        """Return whether the backward of the gradient is shorter than message plus a."""
+        """Return whether the gradient's backward is shorter than the message plus a."""
         size = sizes[tensor]
         message_s = message_cost(group_bytes)
+        # This is a, the time that merging saves.
         saved_s = message_s + message_cost(size) - message_cost(group_bytes + size)
         return bool(backward_s[tensor] < message_s + saved_s)
 
