@@ -34,7 +34,7 @@ MARK = "mark"
 """What a rank does at the end of a segment of work: nothing, where it is a mark."""
 
 MOST_CORRECTIONS = 30
-"""After how many corrections `alone_s` stops."""
+"""After how many corrections `alone_s` stops, and takes the last one as it is."""
 CLOSE_ENOUGH_S = 1e-6
 """`alone_s` also stops if all messages of a replay end this close to when they should."""
 
@@ -300,7 +300,8 @@ class Schedule:
         work_s : ndarray, shape (R, S)
             How long each rank works in each segment, in seconds.
         parts : Parts
-            The start-up and the link time of each of the K messages.
+            The start-up (``software_s``) and the link time (``wire_s``) of each of the K
+            messages.
         lag_s : ndarray, shape (R, K)
             How much later than a message ends each rank goes on, in seconds.
         start_s : ndarray, shape (R,)
@@ -336,13 +337,13 @@ class Schedule:
                 if not ends_are_current:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
-                # The time that the message takes by itself is its start-up, which is in
-                # ``software_s``, and its link time.
-                time_s = parts.software_s[k] + parts.wire_s[k]
-                ends_on_ranks_s = ends_s[k] + lag_s[:, k]
-                now_s = self._after_wait_s(
-                    k, now_s, posted_s[:, k], ends_on_ranks_s, time_s
-                )
+                if k in self.rooted:
+                    # Only rank 0 sends this message. The other ranks wait for rank 0 alone.
+                    message_s = parts.software_s[k] + parts.wire_s[k]
+                    may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
+                else:
+                    may_go_on_s = ends_s[k] + lag_s[:, k]
+                now_s = np.maximum(now_s, may_go_on_s)
         return now_s
 
     def _ends_s(self, posted_s: Floats, parts: Parts) -> Floats:
@@ -351,7 +352,7 @@ class Schedule:
         ``posted_s``, shape (R, P), is when each rank posts each of these P messages, and
         ``parts`` has the times of all messages of the iteration. A message that only rank 0
         sends (`rooted`) ends when the last rank has received it. The other ranks may go on
-        earlier, as `_after_wait_s` computes.
+        earlier, as `_rooted_may_go_on_s` computes.
         """
         n_posted = posted_s.shape[1]
         # A message that all ranks send is ready when the last rank has posted it. A rooted
@@ -380,28 +381,24 @@ class Schedule:
         _, ends_s = link.play(ready_s - origin_s, parts)
         return np.asarray(ends_s + origin_s)
 
-    def _after_wait_s(
-        self, k: int, now_s: Floats, posted_s: Floats, end_s: Floats, time_s: float
-    ) -> Floats:
-        """Return when each rank has waited for message ``k``, shape (R,), in seconds.
+    def _rooted_may_go_on_s(self, posted_s: Floats, message_s: float) -> Floats:
+        """Return when each rank may go on that waits for a message of rank 0, shape (R,).
 
-        Ranks start to wait at ``now_s``, have posted the message at ``posted_s``, and see
-        its end at ``end_s``, all of shape (R,). The message takes ``time_s``. If only rank 0
-        sends it, ``end_s`` does not count: each rank waits for rank 0 alone.
+        Only rank 0 sends the message, as in a broadcast, so the others wait for rank 0 alone.
+        Ranks post the message at ``posted_s``, shape (R,), and it takes ``message_s``. All
+        times are in seconds.
         """
-        if k not in self.rooted:
-            return np.maximum(now_s, end_s)
-        # Only rank 0 sends the message, as in a broadcast. A rank other than rank 0 has the
-        # bytes ``time_s`` after both rank 0 and the rank itself have posted the message.
-        received_s = np.maximum(posted_s, posted_s[0]) + time_s
+        # A rank other than rank 0 has the bytes ``message_s`` after both rank 0 and the rank
+        # itself have posted the message.
+        may_go_on_s = np.maximum(posted_s, posted_s[0]) + message_s
         if self.root_waits:
             # Rank 0 goes on when the last of the other ranks has the bytes. A single rank
             # has no others, and goes on at once.
-            received_s[0] = received_s[1:].max(initial=posted_s[0])
+            may_go_on_s[0] = may_go_on_s[1:].max(initial=posted_s[0])
         else:
             # Rank 0 goes on as soon as it has posted the message.
-            received_s[0] = posted_s[0]
-        return np.maximum(now_s, received_s)
+            may_go_on_s[0] = posted_s[0]
+        return may_go_on_s
 
     def timeline(self, i: int) -> Timeline:
         """Return what all ranks do in an iteration, in a clock that they share.
@@ -449,13 +446,13 @@ class Schedule:
             waited_s = worked_s
             if segment.action == WAIT:
                 k = segment.message
-                waited_s = self._after_wait_s(
-                    k,
-                    worked_s,
-                    posted_s[:, k],
-                    end_s=ends_s[k] + lags_s[:, k],
-                    time_s=self.message_s[i, k],
-                )
+                if k in self.rooted:
+                    # Only rank 0 sends this message. The other ranks wait for rank 0 alone.
+                    message_s = self.message_s[i, k]
+                    may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
+                else:
+                    may_go_on_s = ends_s[k] + lags_s[:, k]
+                waited_s = np.maximum(worked_s, may_go_on_s)
             instants.append(
                 _Instants(start_s=now_s, work_end_s=worked_s, wait_end_s=waited_s)
             )
@@ -600,7 +597,8 @@ def alone_s(
     -----
     Without start-up, each message gets 1/n of every interval in which n are under way, and
     the sum is its time alone. With start-up, the messages are replayed, and the times
-    on the link are corrected until the messages end when they should.
+    on the link are corrected until the messages end when they should, but at most
+    MOST_CORRECTIONS times.
 
     Examples
     --------
@@ -618,8 +616,9 @@ def alone_s(
     link = Link(in_flight=in_flight)
     # The clock of a link begins at 0.
     origin_s = starts_s.min()
-    # A message that started up while others were under way can have more start-up than share
-    # of the link. Its link time is then found by the corrections.
+    # A first guess of the times on the link, which is corrected below. It can be too short,
+    # because the shares count start-up as if it used the link, too. Where the start-up
+    # exceeds the whole share of a message, the guess is 0.
     wire_s = np.maximum(own_share_s - startup_s, 0.0)
     for _ in range(MOST_CORRECTIONS):
         parts = Parts(software_s=startup_s, wire_s=wire_s)

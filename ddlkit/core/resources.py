@@ -51,7 +51,9 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """An iteration in which every message has resources of its own.
+    """An iteration whose messages share a device with compute.
+
+    Each message has its own choice of how much of the device it may use.
 
     Attributes
     ----------
@@ -70,13 +72,15 @@ class Shared:
     @property
     def iteration_s(self) -> float:
         """Return seconds from the start of forward to the end of the update."""
+        # One value for each message: how much longer compute takes while the message is
+        # under way, and how much longer the message takes while something is computed.
         slowdowns = [resources.slowdown for resources in self.resources]
         message_slowdowns = [resources.message_slowdown for resources in self.resources]
         link = Link(
             slowdown=np.array(slowdowns), message_slowdown=np.array(message_slowdowns)
         )
         # The resources of a message decide its cost. So each message has another cost,
-        # which the link divides into processor time and link time.
+        # which the link divides into processor time (software) and link time (wire).
         sizes = self.plan.group_bytes(self.workload).tolist()
         software_s = []
         wire_s = []
@@ -150,13 +154,15 @@ def jointly(
 
     Notes
     -----
-    This is a dynamic programme over prefixes of the gradients. The messages of a prefix
-    influence the rest of the iteration by two numbers only: when the last of them has
-    arrived, and how much has been computed by then. The states on the Pareto front of
-    these two are kept, but at most ``MOST_STATES`` for each prefix. The result is
-    therefore proven shortest only if no front was larger.
+    This is a dynamic programme over prefixes: the gradients that are ready first. Compute
+    is slowed down while a message is under way, by as much as the resources of the message
+    say. So the messages of a prefix influence the rest of the iteration by two numbers only:
+    when the last of them has arrived, and how much has been computed by then. The states on
+    the Pareto front of these two are kept, but at most ``MOST_STATES`` for each prefix. The
+    result is therefore proven shortest only if no front was larger.
     """
     n = workload.n
+    # After how much compute each gradient is ready, in seconds of undisturbed compute.
     ready_s = workload.ready_s
     bytes_before = np.concatenate([[0], np.cumsum(workload.bytes)])
     # Without a plan, a message may end after any gradient.
@@ -243,8 +249,9 @@ def _with_one_more_message(
 ) -> _States:
     """Return all states to which one more message leads, with any choice of resources.
 
-    A state says when the last message has arrived, and how much has been computed by
-    then.
+    A state says when the last message of a prefix has arrived, and how much has been
+    computed by then. A prefix consists of the gradients that are ready first. The message
+    begins with the gradient after a prefix.
 
     There are three kinds of seconds. ``ready_s``, ``last_ready_s``, ``compute_left_s``
     and all names with "work" are amounts of compute, in seconds of undisturbed compute.
@@ -255,7 +262,7 @@ def _with_one_more_message(
     ----------
     before : mapping of int to _States
         The states of each of the P prefixes after which the message may begin, by the
-        first gradient of the message.
+        number of gradients of the prefix, which is the index of the message's first one.
     ready_s : float
         The amount of compute after which the last gradient of the message is ready.
     last_ready_s : float
@@ -278,11 +285,12 @@ def _with_one_more_message(
     # The column of ``costs_s`` for each state: that of its prefix.
     column_of_state = np.arange(len(before)).repeat(counts)
 
-    # Compute lags behind the clock by the time that earlier messages have cost it. The
-    # message starts when the one before it has ended and its last gradient is ready.
+    # By how much compute lags behind the clock. As long as something is left to compute,
+    # this is the time that earlier messages have cost it.
     lag_s = end_s - work_before_s
+    # The message starts when the one before it has ended and its last gradient is ready.
     start_s = np.maximum(end_s, ready_s + lag_s)
-    # The message before may have ended after all was computed.
+    # Between these two messages nothing slows compute down, until all is computed.
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for
@@ -317,9 +325,10 @@ def _work_at_end_s(
     (C, m), with each of C choices of resources. ``slowdown``, shape (C, 1), is how much
     longer compute takes meanwhile. The result has the shape (C, m).
     """
+    # How long compute would go on at the pace 1 / (1 + slowdown).
     until_computed_s = (last_ready_s - work_at_start_s) * (1 + slowdown)
-    # Where the message outlasts compute, the work is exactly all work. The sum could miss
-    # this amount by a rounding error.
+    # Where the message lasts until compute ends or longer, the work is exactly all work. If
+    # both end at once, the sum could miss this amount by a rounding error.
     return np.where(
         took_s >= until_computed_s,
         last_ready_s,
