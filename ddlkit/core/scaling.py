@@ -154,10 +154,10 @@ def step_interval_s(
     comes on either side.
 
     The lower limit may fall as the nodes rise, although a step does not, because less is known far
-    from the anchor. The lower limit may also lie below the anchor's step. Jobs scatter, and 24% of
-    the steps on which the rule was chosen were shorter than the anchor's. If the lower limit could
-    not fall below 97% of the anchor's step, the intervals would contain 78% of these steps
-    instead of 91%.
+    from the anchor. It may also lie below the anchor's step, because jobs scatter: 24% of the
+    steps on which the rule was chosen were shorter than the anchor's. An alternative was
+    tried, in which the lower limit is at least the anchor's step less the 3% by which another job
+    may differ. Its intervals contain 78% of these steps instead of 91%.
 
     Fewer GPUs are not slower than more, so a slower step on fewer GPUs casts doubt on the
     anchor. The upper limit then takes that step for the anchor's. It also assumes a loss of at
@@ -186,7 +186,8 @@ def step_interval_s(
     share = LOSS_SHARE * (1 + doublings)
     # A prediction from an anchor that is faster than the smallest placement has no loss.
     loss_s = np.maximum(predicted_s - smallest_s, 0.0)
-    # Far from the anchor, the share of the loss exceeds 1, but a step cannot gain from more nodes.
+    # Far from the anchor, the share of the loss exceeds 1. But a loss is at least 0: more nodes
+    # make no step shorter than ``smallest_s``. How long a step may become has no such limit.
     lower_s = predicted_s - np.minimum(share, 1.0) * loss_s
     lower_s = (1 - STEP_SHARE) * lower_s
 
@@ -215,6 +216,8 @@ def interpolated_step_s(
 ) -> float:
     """Return the step on a count of GPUs and nodes between two measured counts.
 
+    A count is a pair: a number of GPUs, and a number of nodes.
+
     Parameters
     ----------
     smaller_s, larger_s : float
@@ -222,7 +225,8 @@ def interpolated_step_s(
     smaller, larger : tuple of int
         The numbers of GPUs and of nodes of these counts.
     target : tuple of int
-        The numbers of GPUs and of nodes of the count between them.
+        The numbers of GPUs and of nodes of the count to interpolate. Both are between those of
+        the other counts. But the smaller count may also have more GPUs, on fewer nodes.
 
     Returns
     -------
@@ -231,24 +235,25 @@ def interpolated_step_s(
 
     Notes
     -----
-    As in `step_s`, the square of the step grows in proportion to the square root of the nodes. Two
-    counts may differ only in their nodes or only in their GPUs, so the geometric mean of GPUs and
-    nodes stands for the nodes here.
+    By the law of `step_s`, the square of a step is linear in the square root of the nodes. Two
+    counts may differ only in their nodes or only in their GPUs, so the nodes are replaced by the
+    geometric mean of GPUs and nodes. The square root of this mean is the position of a count.
 
     Examples
     --------
     >>> round(interpolated_step_s(1.0, 1.1, (4, 1), (64, 16), (16, 4)), 3)
     1.034
     """
-    # A position is the square root of the geometric mean. The square of the step is linear in it.
-    position = _position(target) - _position(smaller)
-    distance = _position(larger) - _position(smaller)
+    # Both are distances from the position of the smaller count.
+    to_target = _position(target) - _position(smaller)
+    to_larger = _position(larger) - _position(smaller)
     # Where both counts have the same position, the step of the larger one is taken.
     weight = 1.0
-    if distance > 0:
-        # A target whose position is outside of both takes the step of the nearer count. This
-        # happens if the smallest measured count has more GPUs than the target, on fewer nodes.
-        weight = min(1.0, max(0.0, position / distance))
+    if to_larger > 0:
+        # The target may lie outside of both, and takes the step of the nearer count then. An
+        # example are 4 GPUs on 2 nodes, if the smaller count is 16 GPUs on 1 node.
+        weight = min(1.0, max(0.0, to_target / to_larger))
+    # The square of a step is linear in the position.
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
     return math.sqrt(square)
 
@@ -272,8 +277,8 @@ def interpolated_interval_s(
     Parameters
     ----------
     smaller_s, larger_s : pair of float
-        The mean steps of the fastest and the slowest job on each of the two measured counts, in
-        seconds. A job is one run of the training.
+        The mean steps of the fastest and the slowest job on each of two measured counts of GPUs
+        and nodes, in seconds. A job is one run of the training.
     predicted_s : pair of float
         The interval of `step_interval_s` with the larger count as the anchor.
 
@@ -286,8 +291,8 @@ def interpolated_interval_s(
     -----
     More nodes do not shorten a step, so the step lies between those of its neighbours, if these are
     right. The interval reaches from the fastest job of both to the slowest one, with 5% of the step
-    on either side, as in `step_interval_s`. It also contains the interval from the larger count,
-    because a measured step may be wrong.
+    on either side, as in `step_interval_s`. But a measured step may be wrong, and this interval too
+    narrow then. So it is widened until it also contains ``predicted_s``.
 
     On the sets named in `step_s`, each count of several nodes but the largest was left out in turn,
     and interpolated between its neighbours: 84% of 1,027 such steps lie in their interval.

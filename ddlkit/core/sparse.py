@@ -42,9 +42,9 @@ Its arguments are the number of elements and the density.
 
 
 def selected(elements: int, density: float) -> int:
-    """Return how many elements are selected: density x elements (omgs IV), at least 1.
+    """Return how many elements are selected: density x elements, at least 1.
 
-    The product is rounded.
+    The product is rounded. It is that of Section IV of "omgs" (Shi et al. 2020).
 
     Parameters
     ----------
@@ -155,9 +155,10 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # One all-gather has the values and the other one the indices, in equally many
-        # bytes.
-        return self.sent_bytes(n_bytes) / 2
+        # `sent_bytes` counts the outputs of both all-gathers, of the values and of the
+        # indices. They have equally many bytes.
+        output_bytes = self.sent_bytes(n_bytes)
+        return output_bytes / 2
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return the time to select from dense groups.
@@ -208,7 +209,9 @@ class SparseGather(MessageCost, described=False):
 def with_selection(
     workload: Workload, plan: FusionPlan, selection_s: Floats
 ) -> Workload:
-    """Return a workload whose backward pass also selects (omgs Eqs 6, 7).
+    """Return a workload whose backward pass also selects the elements to send.
+
+    As in Eqs 6 and 7 of "omgs" (Shi et al. 2020), backward and selections follow one another.
 
     Parameters
     ----------
@@ -227,6 +230,7 @@ def with_selection(
     # A selection runs on the stream that computes, so it delays the next backward just
     # as a longer backward of the last gradient of its group would.
     backward_s = workload.backward_s.copy()
+    # Both the ends of groups and the backward times are in ready order.
     last_of_group = np.array(plan.ends_in_ready_order) - 1
     backward_s[last_of_group] += selection_s
     return replace(workload, backward_s=backward_s)
@@ -364,8 +368,8 @@ class SelectionCost(Form):
 class Log(SelectionCost):
     """A selection whose time is gamma d log2(d) for d elements, whatever the density.
 
-    This is omgs Eq 10 without the density rho, as the published code of its authors has
-    it.
+    This is Eq 10 of "omgs" (Shi et al. 2020) without the density rho, as the published code
+    of its authors has it.
 
     Parameters
     ----------
@@ -469,9 +473,10 @@ class SelectionTimes(SelectionCost):
             )
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
         # smallest size. Beyond its largest size it would continue along its last slope.
-        # But times must grow in proportion to the size there, because the recorded replays
-        # did not select, but slept for such times. So the table is asked for the largest
-        # size at most, and the time of a larger size is a multiple of this one.
+        # Here, times grow in proportion to the size beyond it. The replays with which
+        # predictions are compared did so: they did not select, but slept for such times. So
+        # the table is asked for the largest size at most, and the time of a larger size is a
+        # multiple of this one.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)
@@ -480,11 +485,11 @@ class SelectionTimes(SelectionCost):
         ]
         if one_density:
             return np.asarray(multiple_of_largest * inside_s_by_density[0])
-        inside_s = self._between_densities(np.log(inside_s_by_density), rho)
+        inside_s = self._s_between_densities(np.log(inside_s_by_density), rho)
         return np.asarray(multiple_of_largest * inside_s)
 
-    def _between_densities(self, log_s: Floats, rho: Floats) -> Floats:
-        """Return times interpolated between the two nearest measured densities.
+    def _s_between_densities(self, log_s: Floats, rho: Floats) -> Floats:
+        """Return seconds, interpolated between the two nearest measured densities.
 
         Parameters
         ----------
