@@ -38,7 +38,7 @@ from ddlkit.core.workload import Floats, Ints
 Bools = NDArray[np.bool_]
 
 COMPUTE_KINDS = ("decode", "forward", "backward", "update")
-"""The kinds of tasks that compute. All others communicate (dag IV-A)."""
+"""The kinds of tasks that compute. All others communicate ("dag" IV-A, Shi et al. 2018)."""
 
 ALL_RANKS = -1
 """The rank of a task that all ranks do together, such as a message."""
@@ -551,16 +551,17 @@ class Gpus:
             all ranks together are on the only resource of the classes "link" (messages)
             and "all" (updates). These two classes have a single index.
         """
-        # Resources of one class have consecutive indices, one class after the other.
+        # Resources of one class have consecutive indices, one class after the other. Where
+        # the core that trains decodes, `_numbers_in_class` has no class "cpu".
         names: list[str] = []
         resource_of: dict[str, Ints] = {}
         for class_name, numbers in self._numbers_in_class().items():
             resource_of[class_name] = len(names) + numbers
             names += [f"{class_name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
-            # Disks come first, and there is only one.
+            # The class "disk" comes first, and its only resource is "disk 0".
             names[0] = "disk all"
-        # The core that trains has the role of the GPU, and decodes, too.
+        # The core that trains has the role of the GPU. It takes the place of a "cpu", too.
         if self.decoding == "trains":
             resource_of["cpu"] = resource_of["gpu"]
         # Tasks of all ranks together: messages run on the link, updates on "gpu all".
@@ -601,14 +602,17 @@ def s_sgd(
     plan: FusionPlan | None = None,
     decode_s: float = 0.0,
 ) -> TaskGraph:
-    """Return the graph of synchronous SGD, with tasks numbered as in dag Fig 1.
+    """Return the graph of synchronous SGD of the paper "dag" (Shi et al. 2018).
+
+    Tasks are numbered as in its Fig 1: the reads of all ranks, their copies, forward and
+    then backward layer by layer, the messages, and the update.
 
     Parameters
     ----------
     times : IterationTimes
         The times of one iteration, layers in forward order. Reads and copies are of the
         batch of *one* GPU. With a ``plan``, ``communication_s`` has the time of each
-        message, in reverse of the order in which messages are sent.
+        message. The message that is sent first comes last, as its layer does.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional
@@ -624,7 +628,7 @@ def s_sgd(
     Returns
     -------
     TaskGraph
-        The tasks of all iterations (dag IV-B and IV-C).
+        The tasks of all iterations, by Sections IV-B and IV-C of the paper.
 
     Raises
     ------
@@ -642,7 +646,8 @@ def s_sgd(
     """
     if iterations < 1:
         raise UserError(f"{iterations} iterations: there must be at least one")
-    # For each message, how many gradients must be ready before it is complete.
+    # For each message, in the order of sending, how many gradients must be ready before it
+    # is complete. Each layer has one gradient.
     if plan is None:
         # Each gradient is a message of its own.
         ends: Sequence[int] = range(1, len(times.backward_s) + 1)
@@ -813,8 +818,9 @@ def _one_iteration(
     """Return the tasks and edges of one iteration, and its edges to later iterations.
 
     ``ends`` has for each message how many gradients must be ready before the message is
-    complete, as in `FusionPlan`. ``resource_of`` has the index of the resource of each
-    rank, by the class of resources. Without decoding, ``decode_s`` is 0.
+    complete, as in `FusionPlan`. Each layer has one gradient. ``resource_of`` has the index
+    of the resource of each rank, by the class of resources. The resource of the classes
+    "link" and "all" belongs to all ranks together. Without decoding, ``decode_s`` is 0.
     """
     tasks = _Tasks(resource_of)
 
@@ -832,8 +838,9 @@ def _one_iteration(
 
     to_fetch = []
     if strategy.batches_ahead:
-        # An update frees a buffer, into which a later iteration reads its batch. Which
-        # iteration this is, `_all_edges` computes from ``batches_ahead``.
+        # An update frees a buffer, into which an iteration after the next one reads its
+        # batch, so these edges are apart from those to the next iteration. `_all_edges`
+        # computes from ``batches_ahead`` which iteration it is.
         to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
@@ -884,8 +891,8 @@ def _add_messages(
     """Add the messages to ``tasks``, and return their numbers in the order of sending.
 
     ``ends`` has for each message how many gradients must be ready before the message is
-    complete. ``backward`` has the backward tasks of each layer by rank, the last layer
-    first.
+    complete. Each layer has one gradient, so these are also numbers of layers. ``backward``
+    has the backward tasks of each layer by rank, the last layer first.
     """
     n_layers = len(backward)
     messages = []
@@ -992,8 +999,8 @@ def of_iteration(
     Raises
     ------
     UserError
-        If messages share a link, if gradients are copied into buckets and out of them, or
-        if messages start at times of their own. No graph of tasks can express that.
+        If the link is not plain (`Link.plain`), if gradients are copied into buckets and out
+        of them, or if messages start at times of their own. The graph cannot express that.
     """
     iteration.refuse_if_not_a_graph()
     # Of this result, the times of backward, update, reading and copying the batch are used.
@@ -1076,11 +1083,13 @@ def _of_kind_or_class(graph: TaskGraph, name: str) -> Bools:
 def _no_such_task(graph: TaskGraph, what: str) -> UserError:
     """Return the error for a name of no task, which lists the names of a graph."""
     kinds = sorted({KINDS[code] for code in np.unique(graph.kind)})
-    # The keys of a dictionary are the classes without repetition, in their order.
+    # The class of the resource "gpu 3" is "gpu". The keys of the dictionary are the classes
+    # without repetition, in their order.
     classes = dict.fromkeys(_class_of(name) for name in graph.resources)
     last_rank = int(graph.rank.max(initial=0))
     ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
     last_layer = int(graph.layer.max(initial=NO_LAYER))
+    # Layers are numbered from 1. Without any layer, no such name is listed.
     layers = ""
     if last_layer != NO_LAYER:
         layers = (

@@ -122,7 +122,8 @@ class Workload:
     ------
     UserError
         If there is no tensor or if there are more than MOST_TENSORS, if lengths differ,
-        if a time is negative, or if a size is below 1.
+        if a time is negative, if a time or the sum of ``backward_s`` is too large, or if a
+        size is below 1 or too large.
 
     Examples
     --------
@@ -157,6 +158,7 @@ class Workload:
         _check_and_freeze(self, "backward_s", n, whole=False)
         _check_and_freeze(self, "bytes", n, whole=True)
         _check_and_freeze(self, "parameters", n, whole=True)
+        # Each of many times may be within the limit of a time while their sum exceeds it.
         _check_time(float(self.backward_s.sum()), "the sum of backward_s")
         _check_dtype(self.dtype, n)
 
@@ -396,7 +398,10 @@ class LayerProfile:
         utilisation: float,
         layer: Sequence[str] | None = None,
     ) -> LayerProfile:
-        """Return a float32 profile with times from counted operations (osf Eqs 4-6).
+        """Return a float32 profile with times from counted operations.
+
+        The times are those of Eqs 4 to 6 of "osf" (Liu et al. 2022), whose symbols are named
+        below.
 
         Parameters
         ----------
@@ -479,7 +484,8 @@ class LayerProfile:
         if len(set(self.dtype)) > 1:
             texts.append(self.dtype)
         for names in texts:
-            # The character 0 occurs in no name, so ("a", "b") and ("ab",) differ.
+            # The character 0 occurs in no name, so within a tuple ("a", "b") and ("ab",)
+            # differ. Nothing separates one tuple from the next.
             digest.update("\0".join(names).encode())
         columns = (
             self.parameters,
@@ -504,13 +510,14 @@ class LayerProfile:
         Parameters
         ----------
         factors : mapping of str to float
-            For the name of a layer or of a tensor, the factor on its times, operations,
-            elements and bytes.
+            For the name of a layer or of a tensor, the factor on its forward and backward
+            times, operations, elements and bytes.
 
         Returns
         -------
         LayerProfile
-            Elements and bytes are rounded, and are at least 1.
+            Elements and bytes are rounded, and are at least 1. The optimizer step,
+            ``update_s``, is one time for the whole network, and stays as it is.
 
         Raises
         ------
