@@ -155,10 +155,10 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # `sent_bytes` counts the outputs of both all-gathers, of the values and of the
-        # indices. They have equally many bytes.
-        output_bytes = self.sent_bytes(n_bytes)
-        return output_bytes / 2
+        # As the size of an all-gather is that of its output, `sent_bytes` counts the outputs
+        # of both, of the values and of the indices. They have equally many bytes.
+        bytes_of_both_outputs = self.sent_bytes(n_bytes)
+        return bytes_of_both_outputs / 2
 
     def selection_s(self, n_bytes: ArrayLike) -> Floats:
         """Return the time to select from dense groups.
