@@ -388,7 +388,8 @@ class Iteration:
         UserError
             If the link is not plain: several messages may be under way at once, a message
             may be faster after a rest of the link, or messages and compute may slow each
-            other down. Also if gradients are copied, or if ``leave_s`` is given.
+            other down. It is also raised if ``copy_s_per_byte`` or ``bucket_s`` is above 0,
+            or if ``leave_s`` is given.
         """
         # In the graph, each message starts when its last gradient is ready and the message
         # before it has ended, and takes what it costs. No task of the graph copies.
