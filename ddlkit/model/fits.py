@@ -120,8 +120,8 @@ def compare(
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     # The relative errors of each form at sizes that were held out of its fit.
     held_out = errors_by_form(names, sizes, seconds)
-    # Of the candidates of "auto", the straight line is the simplest. All others are compared
-    # with it.
+    # Of the candidates of "auto", the straight line needs the fewest sizes. If they are too
+    # few for it, no form has errors at held-out sizes.
     needed = least_sizes_to_hold_out(AlphaBeta.form)
     n_sizes = np.unique(np.asarray(sizes)).size
     if n_sizes < needed:
@@ -141,6 +141,7 @@ def compare(
                 form,
                 sizes,
                 seconds,
+                # Draws are costs that show how uncertain the fitted one is.
                 draws=DRAWS if form == chosen else 0,
                 collective=collective,
                 workers=workers,
@@ -169,7 +170,9 @@ def _summary_of_errors(form: str, errors: ArrayLike) -> dict[str, float]:
     # The median and the maximum of an empty series are NaN.
     series = pd.Series(errors, dtype=float)
     median_error = series.median()
-    # "auto" discounts the errors of forms that pass through every size.
+    # "auto" chooses the form by these errors. Where a size is held out, its neighbours are
+    # twice as far apart as in the final fit. The errors of forms that pass through every
+    # size are therefore too large, and "auto" discounts them.
     factor = DISCOUNT_THROUGH_ALL if form in THROUGH_ALL else 1.0
     return {
         "held_out_sizes": len(series),
@@ -270,9 +273,9 @@ class Measured(NamedTuple):
         Returns
         -------
         Measured
-            The range of sizes of the fit, and the devices. If a table was written by
-            hand, and so has no fit, the range is that of its own sizes. Other costs
-            without a fit have no sizes.
+            The range of sizes of the fit, and the devices. If the JSON of a table states
+            no such range, as where the table was written by hand, the range is that of its
+            own sizes. Other costs then have no sizes.
 
         Raises
         ------
@@ -295,7 +298,8 @@ class Measured(NamedTuple):
                 f"the cost's fit states {shown(tuple(measured))}: "
                 "must be two sizes above zero and a name of devices: fit the cost again"
             )
-        # A table that was written by hand has no fit, but it has the measured sizes.
+        # A table has the measured sizes itself. What its fit states of devices is kept: a
+        # fit may state them without sizes.
         if measured.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(devices=measured.devices)
         return measured
@@ -308,6 +312,11 @@ def _is_size(value: Any) -> bool:
 
 def burst_left_out(link: str) -> Iterator[str]:
     """Yield a warning if a cost leaves out the burst of the link of its messages.
+
+    A link whose rate a token bucket limits saves up tokens while it is idle, and with this
+    burst the next bytes pass at once. A cost says only what a message takes that finds the
+    burst, and not what the next ones take. A table of collectives names its link, so that
+    predictions from it allow for the burst.
 
     Parameters
     ----------
@@ -515,13 +524,15 @@ def _too_slow_by(log_sizes: Floats, log_s: Floats) -> Floats:
 
     ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
     their times. The result has the shape (s - 2,), for all sizes but the first and the
-    last. It is the logarithm of a size's time over the longest time that is not too slow.
+    last. It is the logarithm of a size's time divided by the longest time that is not too
+    slow, and so above 0 for a size that is too slow.
 
     A size is too slow if three things hold. It takes FAR_OFF times as long as a line
     between its neighbours predicts, in the logarithms of size and time. It takes
-    TOO_SLOW times as long as the smaller neighbour, because otherwise the last size of
-    a slow range would be an outlier. And it takes longer than the larger neighbour,
-    because otherwise the first size of a slow range would be one.
+    TOO_SLOW times as long as the smaller neighbour, and longer than the larger one. If
+    several sizes in a row are slow, the last one is above the line as well, but its
+    smaller neighbour is as slow. The first one is above the line, too, but its larger
+    neighbour is as slow. Neither is then an outlier.
     """
     smaller = log_s[:-2]
     inner = log_s[1:-1]
@@ -541,12 +552,13 @@ def _too_fast_by(log_sizes: Floats, log_s: Floats) -> Floats:
 
     ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
     their times. The result has the shape (s - 2,), for all sizes but the first and the
-    last. It is the logarithm of the shortest time that is not too fast over a size's time.
+    last. It is the logarithm of the shortest time that is not too fast divided by a size's
+    time, and so above 0 for a size that is too fast.
 
-    A size is too fast if the smaller neighbour takes TOO_SLOW times as long, and if the
-    larger one takes TOO_SLOW times as long for each byte. The line between neighbours is
-    of no use here: between sizes that are far apart, it lies far above the times of usual
-    costs.
+    A size is too fast if both neighbours are too slow beside it: the smaller one takes
+    TOO_SLOW times as long, and the larger one TOO_SLOW times as long for each byte. The
+    line between neighbours is of no use here: between sizes that are far apart, it lies far
+    above the times of usual costs.
     """
     smaller = log_s[:-2]
     inner = log_s[1:-1]

@@ -124,9 +124,10 @@ class NodeCosts:
         """Return the costs with tables that reach a size.
 
         The measured tables are extrapolated to the size, and not the times that are predicted from
-        them for more nodes. Otherwise a large message could seem shorter on more nodes: the
-        prediction can add more seconds to the smaller one of the two largest sizes, which makes
-        the line through them flatter.
+        them for more nodes. A prediction can add more seconds to the second largest size than to
+        the largest one. The line through the two predicted times is then flatter than the line
+        through the measured ones, and far beyond both sizes a message would seem shorter on more
+        nodes.
 
         Parameters
         ----------
@@ -316,11 +317,13 @@ class NodeCosts:
         # If more nodes were measured, their times limit the predicted ones.
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
-            seconds = np.minimum(seconds, _most_s(anchor, larger))
-        # The law of all-gathers and reduce-scatters gives NaN for a size if the anchor's table
-        # lacks the times from which it would follow. Such sizes are left out.
+            seconds = np.minimum(seconds, _upper_limits_s(anchor, larger))
+        # The law of all-gathers and reduce-scatters predicts the time of a size on more nodes from
+        # the time of a smaller size on the anchor. It gives NaN for the smallest sizes of the
+        # anchor's table, which has no smaller ones, and these are left out.
         is_known = np.isfinite(seconds)
-        # A table interpolates between sizes, so it needs two of them.
+        # A table interpolates between sizes, so it needs two of them. If fewer are left, the
+        # anchor's table begins too close to its largest size.
         if is_known.sum() < 2:
             smallest = units.format_bytes(anchor.sizes[0])
             raise UserError(
@@ -398,7 +401,11 @@ def _per_node(table: NodeTable) -> str:
 
 
 def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
-    """Raise UserError if a number of nodes cannot be predicted from a table."""
+    """Raise UserError if a number of nodes cannot be predicted from the table ``anchor``.
+
+    `NodeCosts.anchor` has chosen it. If it has fewer nodes than ``nodes``, it is the largest
+    table of at most ``nodes`` nodes.
+    """
     collective = anchor.collective
     # Up to how many times its own nodes a table predicts. A collective that is not listed has
     # no law by which its times grow.
@@ -416,19 +423,19 @@ def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
         )
 
 
-def _most_s(anchor: NodeTable, larger: NodeTable) -> Floats:
-    """Return the longest times between two measured numbers of nodes, shape (k,), in seconds.
+def _upper_limits_s(anchor: NodeTable, larger: NodeTable) -> Floats:
+    """Return upper limits of the times on any number of nodes between those of two tables.
 
-    ``larger`` is the table of more nodes, and ``anchor`` that of fewer nodes. The times are
-    those of the sizes of ``anchor``.
+    ``larger`` is the table of more nodes, and ``anchor`` that of fewer nodes. The limits are in
+    seconds, one for each size of ``anchor``, shape (k,).
     """
     # The times of the larger table, interpolated at the sizes of the anchor's table.
     cost = _table(larger.sizes, larger.seconds, larger.collective, larger.ranks)
     larger_s = cost(anchor.sizes)
     # More nodes do not shorten a message. So where the larger table is faster than the
     # anchor's, the limit is the anchor's time.
-    most_s: Floats = np.maximum(larger_s, anchor.seconds)
-    return most_s
+    limits_s: Floats = np.maximum(larger_s, anchor.seconds)
+    return limits_s
 
 
 def _table(sizes: Floats, seconds: Floats, collective: str, ranks: int) -> Table:

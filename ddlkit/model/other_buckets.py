@@ -54,8 +54,8 @@ class Buckets:
         gradients that others have, or if gradients do not fill the messages. ``cost`` is
         what a message costs by its size.
         """
-        # The first iteration stands for all. The result is None if another one has other
-        # gradients (`_ready_of_all_s`).
+        # The first iteration of rank 0, whose messages are also those of ``training``, stands
+        # for all. The result is None if another one has other gradients (`_ready_of_all_s`).
         first = training.traces[0].iterations[0]
         sizes = [gradient.n_bytes for gradient in first.gradients]
         # Gradients of several types travel in buckets of their own, and so do not follow
@@ -127,19 +127,20 @@ class Buckets:
         # to their bytes, which gives the shape (I, R, G).
         copied_s = old_s[:, :, backward.copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
-        # In the order of segments that `_with_messages` returns.
+        # The segments of backward end with G posts, a mark where its compute ends, G waits, and
+        # a mark where copying ends. Their work lies before these.
         return np.concatenate(
             [
-                # Work before backward.
+                # The segments before backward.
                 old_s[:, :, : backward.posting.start],
-                # Work before each post, and before the mark of the end of backward.
+                # Before the G posts, and before the first mark.
                 until_post_s,
                 after_last_post_s[:, :, None],
-                # Before the first wait nothing is copied. The copy of a bucket is work before
-                # the next wait, and that of the last bucket before the mark behind it.
+                # Before the first wait nothing is copied. The copy of a bucket is the work before
+                # the next wait, and that of the last bucket is the work before the second mark.
                 np.zeros((*copied_s.shape, 1)),
                 copies_s,
-                # Work behind backward.
+                # The segments behind backward.
                 old_s[:, :, backward.copying.stop :],
             ],
             axis=2,
@@ -206,9 +207,11 @@ def costed_messages_s(
     -----
     In a training, messages can take longer or shorter than their cost. This difference is
     a factor on their start-ups if these make up most of the cost, and otherwise a factor
-    on the time of their bytes. Each iteration has a factor of its own, for all its
-    messages. It follows from what they took together, which is known better than what each
-    of them took, because messages that share a link do not share it quite equally.
+    on the time of their bytes. The other part stays as in the cost. That the larger part
+    takes the whole difference is a choice, not measured. Each iteration has a factor of its
+    own, for all its messages. It follows from what they took together, which is known
+    better than what each of them took, because messages that share a link do not share it
+    quite equally.
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
@@ -221,8 +224,8 @@ def costed_messages_s(
     # The same two parts of the cost of each new message.
     new_startup_s = _startup_parts_s(cost, n_bytes)
     new_wire_s = np.asarray(cost(n_bytes)) - new_startup_s
-    # The part of the cost that is the larger one in the trace has the factor. The traced
-    # messages may have taken less than the other part. The larger part then takes no time.
+    # The factor makes the cost of the traced messages equal to what they took. If they took
+    # less than the part without the factor, the factor would be below 0, and is set to 0.
     new_s: Floats
     if startup_sum_s > wire_sum_s:
         factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s
@@ -262,9 +265,9 @@ def _rooted(
 ) -> tuple[int, ...]:
     """Return the new numbers of rooted messages if backward sends ``n_messages`` messages.
 
-    Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers.
-    ``traced`` is the schedule of the trace, and ``backward`` says which of its messages are
-    of backward. Messages behind these get other numbers.
+    Rooted messages are those that rank 0 alone sends, such as broadcasts of buffers. None of
+    them is of backward. ``traced`` is the schedule of the trace, and ``backward`` says which
+    of its messages are of backward. Messages behind these get other numbers.
     """
     added = n_messages - backward.n_messages
     first = backward.messages.start
@@ -292,9 +295,11 @@ class _BackwardSegments:
     Attributes
     ----------
     posting : slice
-        The segments that end with a post, and the one up to the end of backward.
+        The segments that end with a post, and the one behind them, which ends with the mark
+        of the end of the compute of backward.
     copying : slice
-        The segments that end with a wait for a bucket, and the last copy behind them.
+        The segments that end with a wait for a bucket, and the one behind them, which ends
+        with the mark of the end of copying. The work of each is to copy the bucket before.
     messages : slice
         The messages of backward.
     """
@@ -313,8 +318,9 @@ class _BackwardSegments:
         n_messages = sum(is_post)
         first = is_post.index(True)
         first_message = schedule.segments[first].message
-        # The posts, and the mark of the end of backward behind them. Then the wait for
-        # each message, and the mark behind the last copy.
+        # A segment is work with a post, a wait or a mark at its end. There are a post for each
+        # message and the mark of the end of compute. Behind them are a wait for each message
+        # and the mark of the end of copying: a bucket is copied before the next one of these.
         posting = slice(first, first + n_messages + 1)
         copying = slice(posting.stop, posting.stop + n_messages + 1)
         return cls(
@@ -335,8 +341,9 @@ def _with_messages(
     """Return the segments of a schedule whose backward sends ``n_messages`` messages.
 
     Of ``segments``, those of ``backward`` are made anew, in the order in which
-    `ddlkit.model.ranks` makes them. All others stay, but for the numbers of messages
-    behind those of backward.
+    `ddlkit.model.ranks` makes them. They begin with ``backward.posting`` and end with
+    ``backward.copying``. All others stay, but for the numbers of messages behind those of
+    backward.
     """
     first = backward.messages.start
     added = n_messages - backward.n_messages
@@ -349,8 +356,10 @@ def _with_messages(
     return (
         *segments[: backward.posting.start],
         *(Segment("backward", POST, first + g) for g in range(n_messages)),
+        # The mark of the end of compute.
         Segment("backward", MARK),
         *(Segment("backward", WAIT, first + g) for g in range(n_messages)),
+        # The mark of the end of copying, behind the copy of the last bucket.
         Segment("backward", MARK),
         *behind,
     )

@@ -91,18 +91,19 @@ def interval_includes(communication: Communication) -> str:
 
     Notes
     -----
-    There are three cases. Without a contention, the interval has only the scatter and
-    the drift of messages. With a contention that is assumed, it also has the drift of
-    compute. With a contention that was measured, it also has the slowdowns, and lacks
-    nothing. If the noise of messages is not known, the interval has the uncertainty of
-    their fitted cost in place of their scatter and drift. If compute hides most
-    messages, an interval of the first two cases is hardly wider than a point, and would
-    be wrong as an interval of 95%.
+    Contention is how much messages and compute slow each other down. If it was measured,
+    the interval has its slowdowns and lacks nothing. If it is assumed to be none
+    (`Contention.none`), the interval has the drift of compute, and the scatter and the
+    drift of messages. If nothing is known of it, the drift of compute is missing as well.
+    If the noise of messages is not known, the interval has the uncertainty of their
+    fitted cost in place of their scatter and drift.
 
-    The interval could be widened by the errors of recorded training. But iterations of
-    recorded training took 0 to 31% longer than predicted without contention, depending
-    on the link, and other machines were not recorded. A width taken from there would
-    look measured without being so. The interval therefore states what it includes.
+    Without a measured contention, the interval is hardly wider than a point if compute
+    hides most messages, and would be wrong as an interval of 95%. It could be widened by
+    the errors of recorded training. But iterations of recorded training took 0 to 31%
+    longer than predicted without contention, depending on the link, and other machines
+    were not recorded. A width taken from there would look measured without being so. The
+    interval therefore states what it includes.
 
     This function is not for replays. They sleep for their compute times, so nothing
     slows their compute down, and their intervals lack nothing.
@@ -142,9 +143,11 @@ def forecast(
 ) -> Forecast:
     """Return the prediction of an iteration with the interval of a single iteration.
 
-    The share ``level`` of single iterations should lie in the interval if the iteration
-    is a replay, which sleeps for its compute times, or if contention was measured.
-    Otherwise ``interval_includes`` of the result says what the interval includes.
+    The share ``level`` of single iterations should lie in the interval if contention was
+    measured, which is how much messages and compute slow each other down. Without a measured
+    contention, ``interval_includes`` of the result says what the interval of real training
+    includes. It says so for a replay as well, which sleeps for its compute times, although
+    the interval of a replay lacks nothing.
 
     Parameters
     ----------
@@ -154,9 +157,8 @@ def forecast(
         Which gradients share a message.
     communication : Communication
         What is known of the messages. If its cost selects gradients, the time to select
-        counts as compute. If it has a contention, the iteration is one of real training
-        and not a replay: messages and compute slow each other down, and buckets cost
-        what was measured.
+        counts as compute. If it has a contention, the iteration is one of real training:
+        messages and compute slow each other down, and buckets cost what was measured.
     copy_s_per_byte : float, optional
         Seconds per byte to copy gradients into and out of messages, unless the
         contention has a measured value. These copies count as exposed communication.
@@ -165,7 +167,7 @@ def forecast(
         default, compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
-        changed since its profile. It is ignored without a contention.
+        changed since its profile. It is ignored if ``communication`` has no contention.
     level : float, optional
         The share of single iterations that should lie in the interval.
 
@@ -202,9 +204,9 @@ def forecast(
     iterations_s, drift = draw_iterations(
         iteration, communication, compute_scatter, compute_drift
     )
-    # Iterations that are compared within the same minutes share the drift of compute.
-    # Without drift, each draw is shorter by the time that drift adds to compute. The drift
-    # is a factor on compute, such as 1.1 for compute that takes a tenth longer.
+    # The drift of a draw is a factor on compute, such as 1.1 for compute that takes a tenth
+    # longer. The paired interval is for a comparison with iterations of the same minutes,
+    # which have the same drift. So each of its draws lacks the time that drift adds.
     without_drift_s = iterations_s - iteration.workload.compute_s * (drift - 1)
     return Forecast(
         iteration,
@@ -268,7 +270,7 @@ def draw_iterations(
         default, compute does not scatter.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
-        changed since its profile. It is ignored without a contention.
+        changed since its profile. It is ignored if ``communication`` has no contention.
     message_scatter : bool, optional
         Whether each message also scatters by itself. Without this scatter, messages
         have only the drift that all messages of a draw share, as in the mean of many
@@ -286,15 +288,16 @@ def draw_iterations(
     contention = communication.contention
 
     # Each kind of randomness has a generator of its own, so that no kind changes the draws
-    # of another. The seeds are fixed, so that all plans are compared under the same draws.
-    # They are 0 here, also 0 in `Noise.factors`, 1 in `Contention.of_messages`, and 2 for
-    # the drift. Compute and messages are not tied by their equal seeds, because `choice`
-    # and `uniform` use the random bits differently.
+    # of another. The seeds are fixed, so that all plans are compared under the same draws:
+    # 0 for the scatter of compute, 2 for its drift, 1 for slowdowns, and 0 for messages. The
+    # two kinds with the seed 0 draw by `choice` and by `uniform`, which use the random bits
+    # differently, so that compute and messages do not scatter together.
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
-    # Only real training has a contention. A replay sleeps for its compute times, which do
-    # not drift. The iteration has the median slowdowns, and draws have their own.
+    # A contention says how much messages and compute slow each other down. It is known of
+    # real training only: a replay sleeps for its compute times, which neither drift nor are
+    # slowed down. ``iteration`` has the median slowdowns, and each draw has its own.
     if contention:
         normal = np.random.default_rng(2).standard_normal(len(costs))
         drift = np.exp(compute_drift * normal)
@@ -349,7 +352,8 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
     slowdown_of_compute, slowdown_of_messages = contention.of_messages(
         iteration.group_bytes
     )
-    # If copies were not timed with the contention, it states 0 seconds per byte.
+    # A contention states 0 seconds per byte if copies were not timed with it. The time that
+    # the iteration has then stays. Its ``bucket_s`` is known from a contention only.
     copy_s_per_byte = contention.copy_s_per_byte or iteration.copy_s_per_byte
     link = replace(
         iteration.link,
@@ -438,7 +442,9 @@ def forecast_case(
         The share of single iterations that should lie in the interval.
     compute_drift : float, optional
         The standard deviation of the logarithm of the factor by which compute has
-        changed since its profile. It is ignored without a contention.
+        changed since its profile. It is ignored unless ``calibration`` has the contention
+        of the case, which is how much messages and compute slow each other down. It is known
+        of real training only: a replay sleeps for its compute times, which do not drift.
 
     Returns
     -------
@@ -529,12 +535,12 @@ def workload_of_case(
 def _selecting_of_case(case: Case, selections: Mapping[str, Selecting]) -> Selecting:
     """Return the selection times of a sparse case, or raise UserError if they are missing.
 
-    ``selections`` has selection times by their hash.
+    ``selections`` has selection times by their hash. Replays sleep for recorded times, and
+    their cases have the hash of these. Real training selects elements itself, so its cases
+    have the empty hash, under which ``selections`` may have what this takes.
     """
     if case.selection_sha256 in selections:
         return selections[case.selection_sha256]
-    # A replay sleeps for recorded selection times, and its case has their hash. Real
-    # training really selects and replays no times, so its hash is empty.
     times = case.selection_sha256[:12] or "of real training"
     raise UserError(
         f"case {case.key}: the selection times {times} are missing: "
@@ -562,11 +568,12 @@ def plan_with_contention(
     Returns
     -------
     FusionPlan
-        For "search", the best plan that was found. Without a contention, ``exact`` is the
-        best of all plans over a link that sends one message after the other, each in the
-        time that it costs. Otherwise the search makes local moves from the best of some
-        plans: ``exact``, PyTorch's default, and, with a contention, the plan of
-        `ddlkit.core.resources.jointly`, which allows for slowdowns.
+        For "search", the best plan that was found. If there is no contention, and the link
+        sends one message after the other, each in the time that it costs, this is ``exact``,
+        the best of all plans. With a contention or over another link, the search makes local
+        moves from the best of some plans: ``exact``, PyTorch's default, and, with a
+        contention, the plan of `ddlkit.core.resources.jointly`, which takes slowdowns into
+        account. Any other plan is made as if there were no contention.
 
     Raises
     ------
@@ -585,7 +592,7 @@ def plan_with_contention(
 
 
 def _searched_plan(workload: Workload, communication: Communication) -> FusionPlan:
-    """Return the best plan that a search finds, as `plan_with_contention` says.
+    """Return the best plan that a search finds, allowing for contention where it is known.
 
     The search makes local moves from the best of some plans.
     """
@@ -598,6 +605,7 @@ def _searched_plan(workload: Workload, communication: Communication) -> FusionPl
         return exact
 
     starts = [exact, make_plan("ddp", workload)]
+    # Of the plans to start from, only this one takes slowdowns into account.
     if contention is not None:
         starts.append(_plan_with_one_slowdown(workload, cost, contention))
 
@@ -617,15 +625,17 @@ def _searched_plan(workload: Workload, communication: Communication) -> FusionPl
 def _plan_with_one_slowdown(
     workload: Workload, cost: MessageCost, contention: Contention
 ) -> FusionPlan:
-    """Return the plan of `jointly`, which allows for one slowdown of all messages.
+    """Return the best plan if messages of all sizes had the same slowdowns.
 
-    The slowdown is that of a message with the median size of a gradient.
+    `jointly` tries all plans, but can take no slowdowns into account that depend on the size
+    of a message. Those of a message with the median size of a gradient stand for all, which
+    is a choice, not measured.
     """
     median_bytes = float(np.median(workload.bytes))
     # The slowdowns of compute and of messages for this one size, shape (2, 1).
     slowdowns = contention.of_messages([median_bytes])
     slowdown, message_slowdown = slowdowns[:, 0].tolist()
-    # All messages are sent in the same way.
+    # The only resources among which `jointly` can choose for a message.
     typical = Resources(
         "all", cost, slowdown=slowdown, message_slowdown=message_slowdown
     )
