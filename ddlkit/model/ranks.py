@@ -136,6 +136,9 @@ def training_of(
     # The trace of a CPU can note the end of a message later than the rank has seen it.
     usable = [_with_seen_ends(trace) for trace in alike]
     _refuse_other_runs(usable)
+    # An iteration is divided into segments, each of which is work up to a post, a wait or a
+    # mark. A part of the work copies gradients into and out of buckets. Both times have the
+    # shape (I, R, S).
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     # How long messages took once all ranks had posted them, shape (I, K).
@@ -144,7 +147,11 @@ def training_of(
     in_flight = usable[0].in_flight
     # What all ranks did by the clock of the first rank.
     one_clock = _InOneClock.of(usable)
+    # When each message ended for all ranks, shape (I, K), and how much later each rank saw
+    # it and went on, shape (I, R, K). The lag differs by some tenths of a millisecond between
+    # ranks, which counts in short iterations.
     ends_s = one_clock.ends_of_messages_s(taken_s)
+    lag_s = one_clock.ended_s - ends_s[:, None, :]
     if in_flight > 1:
         # Messages shared the link, so each has taken longer than it would alone.
         message_s, startups_s = _messages_alone_s(
@@ -170,9 +177,7 @@ def training_of(
         startup_s=startups_s,
         # Rooted messages are those that rank 0 alone sends.
         rooted=_broadcasts_of_buffers(messages, segments),
-        # The lag is how much later than the message ends a rank that waits for it goes on. It
-        # differs by some tenths of a millisecond between ranks, which counts in short iterations.
-        lag_s=one_clock.ended_s - ends_s[:, None, :],
+        lag_s=lag_s,
         # In a broadcast of gloo, rank 0 waits until the other ranks have the bytes. NCCL
         # stores small messages on the way, so that rank 0 goes on at once.
         root_waits=not usable[0].uses_nccl,
@@ -202,8 +207,9 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     Returns
     -------
     TracedTraining
-        The training with the times that its messages would take alone if they had this start-up.
-        They end at the same instants as before.
+        The training with other start-ups. If messages share the link, the times that they would
+        take alone are other ones, too, and are such that the messages end when they ended in the
+        trace.
     """
     schedule = training.schedule
     if schedule.in_flight == 1:
@@ -211,6 +217,8 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
         # start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, schedule.message_s)
         return replace(training, schedule=replace(schedule, startup_s=startups_s))
+    # When the last rank posted each message and when it ended, by the clock of the first
+    # rank, because the clocks of ranks differ. The times alone follow from these instants.
     one_clock = _InOneClock.of(training.traces)
     ends_s = one_clock.ends_of_messages_s(_taken_s(training.traces))
     message_s, startups_s = _messages_alone_s(
@@ -239,8 +247,10 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
     lasted_s = first_ended_s.max() - first_posted_s.min()
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
-        # The bounds of how far the clock of the other rank is ahead. A trace has single faults,
-        # so quantiles take the place of the maximum and of the minimum.
+        # Let the clock of the other rank be ahead by a. By the first clock, the other rank posts
+        # a message at ``other_posted_s - a``, which is at most ``first_ended_s``. It sees the
+        # end at ``other_ended_s - a``, which is at least ``first_posted_s``. So each message
+        # bounds a. A trace has single faults, hence quantiles and not the maximum and minimum.
         ahead_at_least_s = np.quantile(
             other_posted_s - first_ended_s, 1 - SHARE_CONTRADICTING
         )
@@ -263,8 +273,9 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
 def _posts_and_ends_s(trace: RankTrace) -> tuple[Floats, Floats]:
     """Return when a rank posted its messages and when they ended, in seconds.
 
-    Both arrays have an entry for each message of all iterations. Broadcasts are left out,
-    because their root does not wait for the other ranks.
+    Both arrays have an entry for each message of all iterations. They are for
+    `_refuse_other_runs`, to which a message tells something only if it ends after all ranks
+    have posted it. Broadcasts are left out, because their root does not wait for the others.
     """
     messages = [
         message
@@ -321,14 +332,14 @@ def _raise_same_rank(first: RankTrace, second: RankTrace) -> NoReturn:
 
 
 def _refuse_missing_ranks(traces: Sequence[RankTrace]) -> None:
-    """Raise UserError if a rank of the training has no trace. Each trace is of another rank."""
+    """Raise UserError if a rank of the training has no trace. No two traces are of one rank."""
     given = {trace.rank for trace in traces}
     # Most traces say how many ranks there were, and the others have 0 for it. In any
     # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(given) + 1])
-    # At most eight missing ranks are named. They are found among the first
-    # ``len(given) + 8`` numbers, because at most ``len(given)`` of these have a trace. A
-    # damaged, very large number of a rank then costs no time.
+    # At most eight missing ranks are named. Of the first ``len(given) + 8`` numbers, at most
+    # ``len(given)`` have a trace, so that at least eight are missing if there are so many
+    # ranks. A trace with a damaged, very large number of ranks then makes no long list.
     first_numbers = range(min(expected, len(given) + 8))
     missing = [str(rank) for rank in first_numbers if rank not in given]
     if missing:
@@ -418,9 +429,10 @@ def _refuse_unlike_iterations(
 def _refuse_without_shapes(trace: RankTrace) -> None:
     """Raise UserError if a trace does not say how large its messages of backward are.
 
-    The sizes tell which bucket a copy out of a bucket belongs to, and so until when a rank
-    waits. Without them all waits would seem to be work. An iteration without such copies
-    needs no sizes.
+    A rank waits for a message, copies its bucket back, and waits for the next one. The sizes
+    tell which copies are of which bucket. Without sizes, all copies would seem to be of the
+    first bucket, and the waits between them would seem to be work. An iteration without
+    copies out of buckets has no work between its waits, and needs no sizes.
     """
     for iteration in trace.iterations:
         for message in iteration.messages:
@@ -531,10 +543,12 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
     A segment is a stretch of work. At its end, the rank posts a message, waits for one, or does
-    nothing, which is a mark. A rank waits for the messages of backward at the end of backward, and
-    for other messages as soon as it has posted them.
+    nothing, which is a mark. A mark ends each phase, and another one ends the compute of backward.
+    A rank waits for the messages of backward behind this compute, and for other messages as soon as
+    it has posted them, or the last of several that are posted together.
     """
-    # All iterations of all ranks have the same messages, so any of them will do.
+    # All iterations of all ranks have the same messages, so any of them tells the messages.
+    # Which of these are posted together follows from all of them (`_waited_at_once`).
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
@@ -552,7 +566,7 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
         *(Segment("backward", POST, k) for k in of_backward),
         Segment("backward", MARK),
         # After each wait, the rank copies the bucket of this message back into the
-        # gradients. The mark behind the waits ends the copying of the last bucket.
+        # gradients. Behind the last wait, it does so in the segment up to the mark.
         *(Segment("backward", WAIT, k) for k in of_backward),
         Segment("backward", MARK),
         *_waited_at_once(traces, range(first_of_update, len(messages)), "update"),
@@ -639,7 +653,8 @@ def _work_of_iteration_s(
     """
     work_s = np.zeros(len(segments))
     copies_s = np.zeros(len(segments))
-    # When the bucket of each message has been copied back into the gradients.
+    # When the bucket of each message has been copied back into the gradients. In backward,
+    # this work ends with the wait for the next message.
     copied_until_s = _copied_until_s(iteration)
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
@@ -651,7 +666,7 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        # Copies out of buckets follow the compute of backward, and fill whole segments.
+        # Copies out of buckets fill the whole segments of backward that end after its compute.
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
@@ -679,12 +694,13 @@ def _ends_of_segments_s(
 ) -> list[float]:
     """Return until when a rank works in each segment, in seconds.
 
-    ``copied_until_s`` says when the bucket of each message has been copied back. A rank
-    begins to wait for a message of backward when it has copied the bucket before. An end
-    that lies before the end of the previous segment stands for no work.
+    ``copied_until_s`` says when the bucket of each message has been copied back, and is the
+    start of the iteration for a message without a copy. A rank begins to wait for a message
+    of backward when it has copied the bucket before. An end that lies before the end of the
+    previous segment, such as the start of the iteration, stands for no work.
     """
-    # When the marks of each phase are, in their order. Backward has two marks: the end
-    # of its compute, and the end of copying. An iterator gives them one after the other.
+    # When the marks of each phase are, in their order. Backward has two marks: the end of
+    # its compute, and the end of the last copy. An iterator gives them one after the other.
     marks_s = {
         "input": iter([iteration.input_end_s]),
         "forward": iter([iteration.forward_end_s]),
@@ -698,12 +714,11 @@ def _ends_of_segments_s(
         elif segment.action == POST:
             ends_s.append(iteration.messages[segment.message].posted_s)
         elif segment.phase == "backward" and segment.message > 0:
-            # The segment ends with a wait. Before it, the rank copies the bucket of the
-            # message before. If that message is not of backward, nothing is copied. Its entry
-            # is then the start of the iteration, which stands for no work.
+            # This wait of backward begins when the bucket of the previous message has been
+            # copied back. There is no such copy if the previous message is not of backward.
             ends_s.append(copied_until_s[segment.message - 1])
         else:
-            # Before any other wait the rank does no work, for which the start stands.
+            # Before any other wait the rank does no work.
             ends_s.append(iteration.start_s)
     return ends_s
 
@@ -821,9 +836,12 @@ class _InOneClock(NamedTuple):
     def of(cls, traces: Sequence[RankTrace]) -> _InOneClock:
         """Return what the ranks of ``traces`` did.
 
-        How far the clock of a rank is ahead is estimated. If the estimate is wrong, all that
-        the rank does is shifted by the same time, and the replay of the trace stays the same.
+        How far the clock of a rank is ahead is estimated for each iteration. If the estimate is
+        wrong, all that the rank does in the iteration is shifted by the same time, its posts as
+        well as the ends that it sees, so that the replay of the trace stays the same.
         """
+        # When each rank posted a message, when the message could start on it, and when it had
+        # ended there, shape (I, R, K, 3).
         instants_s = _instants_of_messages_s(traces)
         # How far the clock of each rank is ahead, shape (I, R), from the ends of messages.
         offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
@@ -965,11 +983,11 @@ def _contention_s(
     operators ran during messages. ``taken_s``, shape (I, K), has the times of the K
     messages of each iteration once all ranks had posted them.
 
-    Only operators of backward are considered. Of operators of a rank that compute the
-    same, the median time during messages is compared with the median time without a
+    Only operators of backward are considered. Of operators that compute the same on the
+    same rank, the median time during messages is compared with the median time without a
     message. A single operator that was delayed for another reason changes neither.
-    Ranks are not compared with each other: messages move while the slowest rank
-    computes, so that its operators run during messages more often.
+    Different ranks are not compared. The operators of the slowest rank run during messages
+    more often than those of other ranks, so its slowness would seem to be due to messages.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)
@@ -986,7 +1004,8 @@ def _contention_s(
         all_s += run.duration_s
         # Operators with the same number ``alike`` compute the same from the same shapes.
         slowdown = slowdowns.get((run.rank, run.alike))
-        # It is not known if they ran too few times during messages or without.
+        # The slowdown is not known of operators that ran too few times during messages, or
+        # too few times without one.
         if slowdown is None:
             continue
         known_s += run.duration_s
