@@ -986,8 +986,9 @@ def _contention_s(
     Only operators of backward are considered. Of operators that compute the same on the
     same rank, the median time during messages is compared with the median time without a
     message. A single operator that was delayed for another reason changes neither.
-    Different ranks are not compared. The operators of the slowest rank run during messages
-    more often than those of other ranks, so its slowness would seem to be due to messages.
+    Different ranks are not compared. Messages move while the slowest rank still computes and
+    the others wait, so that its operators run during messages more often. Its slowness would
+    seem to be due to messages.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)

@@ -423,7 +423,8 @@ def scale(
     jobs = _jobs_of(steps, findings)
     measured = _measured_counts(jobs)
     _refuse_unpredictable(measured, targets)
-    # The law of a step extrapolates the loss from the smallest count to the anchor.
+    # The law of a step (`ddlkit.core.scaling.step_s`) extrapolates the loss: by how much the
+    # step is longer on the anchor than on the smallest count.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     # Counts that are slower than larger ones by more than jobs scatter: to be measured again.
@@ -432,7 +433,7 @@ def scale(
     # Functions whose names begin with ``_on`` return what the user should know, if anything.
     findings += _on_fixed_batch(measured, doubts, has_samples="samples" in steps)
     findings += _on_gpus_per_node(measured, anchor)
-    findings += _known_of_software(steps, collectives)
+    findings += _on_software(steps, collectives)
 
     counts = _with_predictions(measured, targets)
     costs = None
@@ -484,24 +485,26 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     A job is one run of the training. ``steps`` has been checked by `checked_steps`. What was left
     out of it is added to ``findings``.
     """
-    # The samples are compared first, because the table without repeats has no column samples.
+    # The samples are compared before repeats are merged, which drops the column of samples.
     steps = _of_equal_samples(steps, findings)
     # The rows that several ranks have of one step become one row.
     steps = _without_repeats(steps)
     steps = _sorted_by_job(steps)
+    # The launch is the slow first step of a job. The new column ``is_one_step`` tells rows of
+    # single steps from mean steps of a job.
     steps = _without_launches(steps, findings)
     # One object for each job, and below one for all jobs with the same GPUs and nodes.
-    single_jobs = _single_jobs(steps)
-    _refuse_copies(single_jobs, findings)
-    _refuse_other_unit(single_jobs)
+    all_jobs = _each_job(steps)
+    _refuse_copies(all_jobs, findings)
+    _refuse_other_unit(all_jobs)
     by_count: dict[tuple[int, int], list[_Job]] = {}
-    for job in single_jobs:
+    for job in all_jobs:
         by_count.setdefault((job.gpus, job.nodes), []).append(job)
     jobs = []
     for (gpus, nodes), jobs_of_count in sorted(by_count.items()):
         means_s = tuple(job.mean_s for job in jobs_of_count)
-        # The rows of a job with several rows are single steps. The only row of a job is its mean.
-        single_s = [job.steps_s for job in jobs_of_count if job.is_single]
+        # The only row of a job is its mean step, and is no single step.
+        single_s = [job.steps_s for job in jobs_of_count if job.has_single_steps]
         jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
     return jobs
 
@@ -515,30 +518,30 @@ class _Job:
     name: str
     mean_s: float
     steps_s: tuple[float, ...]
-    is_single: bool
+    has_single_steps: bool
     """Whether each row is one step of the job. Otherwise the only row is the job's mean step."""
 
 
-def _single_jobs(steps: DataFrame) -> list[_Job]:
+def _each_job(steps: DataFrame) -> list[_Job]:
     """Return each job of ``steps``, in their order.
 
     A job is one run of the training. ``steps`` are sorted by `_sorted_by_job`. Their column
-    ``job_number`` counts the jobs, and ``is_single`` says whether a row is one step of its job and
-    not the job's mean step.
+    ``job_number`` counts the jobs. The column ``is_one_step`` says whether a row is one of several
+    steps of its job, or else the mean step of the job, which is then its only row.
     """
     job_number = steps["job_number"].to_numpy()
     step_s = steps["step_s"].to_numpy()
     # The index of the first row of each job.
     _, first_rows = np.unique(job_number, return_index=True)
     if len(first_rows) == len(steps):
-        # Every job has one row, whose mean is the row itself.
+        # Every job has one row, whose mean is the row itself and need not be computed.
         means_s = step_s
     else:
         means_s = steps["step_s"].groupby(job_number).mean().to_numpy()
     gpus = steps["gpus"].to_numpy()
     nodes = steps["nodes"].to_numpy()
     names = steps["job"].to_numpy()
-    is_single = steps["is_single"].to_numpy()
+    is_one_step = steps["is_one_step"].to_numpy()
     # The rows of a job stand together: they end where those of the next job begin.
     end_rows = [*first_rows[1:], len(steps)]
     jobs = []
@@ -549,7 +552,7 @@ def _single_jobs(steps: DataFrame) -> list[_Job]:
             name=names[first],
             mean_s=float(mean_s),
             steps_s=tuple(step_s[first:end].tolist()),
-            is_single=bool(is_single[first]),
+            has_single_steps=bool(is_one_step[first]),
         )
         jobs.append(job)
     return jobs
@@ -585,8 +588,8 @@ def _without_repeats(steps: DataFrame) -> DataFrame:
     """Return the steps with one row for each number of a step of a job, if steps have numbers.
 
     A table with a row for each rank has the number of a step several times. Ranks wait for one
-    another, so the step is the mean of their times. Apart from the number and the time of a step,
-    only the columns that distinguish jobs are kept.
+    another, so their times of a step are nearly equal, and their mean is taken. Apart from the
+    number and the time of a step, only the columns that distinguish jobs are kept.
     """
     if "step" not in steps:
         return steps
@@ -597,24 +600,25 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """Return the steps without the launch and the warm-up of each job, in the order of the steps.
 
     The launch is the first step of a training, which takes longer than the others. ``steps`` are in
-    the order of `_sorted_by_job`. The result has a new column ``is_single``, which says whether a
-    row is one step of a job that has several rows. The only row of a job is its mean step, unless
-    the column ``step`` numbers this row as a launch. What was left out is added to ``findings``.
-    Raises UserError if nothing but launches is given.
+    the order of `_sorted_by_job`. The result has a new column ``is_one_step``, which says whether a
+    row is one step of a job that has several rows. The only row of a job is taken as its mean step,
+    unless the column ``step`` numbers it as a launch, which is then left out. What was left out is
+    added to ``findings``. Raises UserError if nothing but launches is given.
     """
     job_number = steps["job_number"].to_numpy()
     # The index of the first row of each job, and how many rows it has.
     _, first_row, n_rows = np.unique(job_number, return_index=True, return_counts=True)
     # Every job still has rows here, so that its number is its index in these arrays.
     first_row_of_job = first_row[job_number]
-    is_single = n_rows[job_number] > 1
-    steps = steps.assign(is_single=is_single)
-    # Without numbers, the recording of single steps is taken to begin with the launch.
-    begins_with_launch = is_single
+    is_one_step = n_rows[job_number] > 1
+    steps = steps.assign(is_one_step=is_one_step)
+    # Of each row, whether its job begins with the launch. Without numbers of steps, each job of
+    # several steps is taken to do so.
+    begins_with_launch = is_one_step
     if "step" in steps:
         numbers = steps["step"].to_numpy()
         begins_with_launch = _begins_with_launch(
-            numbers, numbers[first_row_of_job], is_single
+            numbers, numbers[first_row_of_job], is_one_step
         )
     # The position of a row among the rows of its job, from 0.
     position = np.arange(len(steps)) - first_row_of_job
@@ -638,7 +642,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
 def _begins_with_launch(
     numbers: NDArray[np.int64],
     first_of_job: NDArray[np.int64],
-    is_single: NDArray[np.bool_],
+    is_one_step: NDArray[np.bool_],
 ) -> NDArray[np.bool_]:
     """Return of each row whether its job begins with the launch, from the numbers of the steps.
 
@@ -651,7 +655,7 @@ def _begins_with_launch(
         The number of the step.
     first_of_job : ndarray, shape (n,)
         The number of the first step that the table has of the row's job.
-    is_single : ndarray, shape (n,)
+    is_one_step : ndarray, shape (n,)
         Whether the row is one of several steps of its job. Otherwise it is the job's only row,
         which may be the mean step of the job.
 
@@ -662,13 +666,14 @@ def _begins_with_launch(
     """
     first_in_table = numbers.min()
     if first_in_table > LAST_FIRST_STEP:
-        # The recordings began after the launch.
+        # The first step has the number 0 or 1, so the recordings began after the launch.
         return np.zeros(len(numbers), bool)
     # Steps may be numbered from 0 or from 1. The lowest number in the table says from which.
     has_first_step = first_of_job == first_in_table
-    # The only row of a job is its launch if its number is 0. If its number is 1, it is kept,
-    # because the user may have left out the launch, which then had the number 0.
-    return has_first_step & (is_single | (first_in_table == 0))
+    # The first of a job's several steps is then its launch. The only row of a job is its launch if
+    # it has the number 0. If it has the number 1, it counts as no launch, because the user may have
+    # left out the launch, which then had the number 0.
+    return has_first_step & (is_one_step | (first_in_table == 0))
 
 
 def _without_warm_up(
@@ -797,11 +802,11 @@ def _raise_unlike_samples(usual: Any) -> NoReturn:
 
 
 def _usual_samples(steps: DataFrame, samples: Any) -> Any:
-    """Return the most frequent number of samples for each measured number of GPUs and nodes.
+    """Return the most frequent of ``samples`` on each measured number of GPUs and nodes.
 
-    The result is a series whose index has these pairs of numbers. Of several numbers of samples
-    that are equally frequent, the largest one counts. ``samples`` is a series with a number for
-    each row of ``steps``.
+    ``samples`` is a series with the number of training samples of each row of ``steps``, either of
+    one GPU or of all GPUs. The result is a series whose index has pairs of GPUs and nodes. Of
+    several numbers of samples that are equally frequent, the largest one counts.
     """
     by_count = samples.groupby([steps["gpus"], steps["nodes"]])
     # `mode` has all numbers that are equally frequent, in ascending order.
@@ -935,7 +940,8 @@ def _slowest_s(measured: Sequence[Count], anchor: Count) -> float:
 
     The anchor is the count from which steps are predicted, and is itself among these counts. More
     GPUs on more nodes do not shorten a step. If fewer GPUs were slower than the anchor, one of the
-    two measurements may be wrong.
+    two measurements may be wrong. The anchor's true step is then perhaps as long as this slowest
+    one, which the interval of a prediction allows for.
     """
     return max(
         count.step_s
@@ -1020,8 +1026,8 @@ def _refuse_missing_counts(measured: Sequence[Count]) -> None:
             f"{missing} as well"
         )
     if all(count.nodes > 1 for count in measured):
-        # The loss is how much longer a step is than on the smallest count on one node. Several
-        # nodes already lose time, which would count as none if the loss began there.
+        # The loss is how much longer a step is than on the smallest count on one node. A step on
+        # several nodes has a loss already, which would be missed if it took the place of that step.
         raise UserError(
             f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
             "one GPU or one node"
@@ -1112,13 +1118,11 @@ def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]
     return [Finding("placement", layers=(), text=text)]
 
 
-def _known_of_software(
-    steps: DataFrame, collectives: DataFrame | None
-) -> list[Finding]:
-    """Return findings on versions of NCCL and settings that are not known.
+def _on_software(steps: DataFrame, collectives: DataFrame | None) -> list[Finding]:
+    """Return findings if versions of NCCL or settings cannot be compared, as they are not stated.
 
-    Raises UserError if the steps differ in them, if the tables of collectives do, or if the steps
-    differ from the tables.
+    Raises UserError if the stated versions or settings differ among the steps, among the tables of
+    collectives, or between steps and tables.
     """
     return [
         *_on_software_column("nccl", "version of NCCL", steps, collectives),
@@ -1136,6 +1140,7 @@ def _on_software_column(
     Without tables, there is nothing to compare. Raises UserError if the steps state several values,
     if the tables do, or if the steps state another value than the tables.
     """
+    # The values as they are stated, for errors, and without suffixes of versions, to compare them.
     of_steps = facts_of(steps, column)
     distinct_in_steps = _comparable(of_steps, column)
     if len(distinct_in_steps) > 1:
@@ -1215,7 +1220,7 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
 def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     """Return the predicted step on more nodes than the anchor has.
 
-    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes. Its
+    Of the measured counts on several nodes, the anchor is the one with the most GPUs. Its
     loss, which is how much longer its step is than that of the smallest count, grows with the
     nodes. Each node has as many GPUs as the anchor's.
     """
@@ -1234,14 +1239,15 @@ def _predicted_interval_s(
 ) -> Interval:
     """Return the nominal 90% interval of the step on some nodes, predicted from ``start``.
 
-    ``start`` is one of the ``measured`` counts of GPUs and nodes. The ends of the interval are in
-    seconds. They take into account how the jobs of a count scatter, and whether a smaller count is
-    slower than ``start``.
+    The interval should contain 90% of measured steps. ``start`` is one of the ``measured`` counts
+    of GPUs and nodes. The ends of the interval are in seconds. They take into account how the jobs
+    of a count scatter, and whether a smaller count is slower than ``start``.
     """
     lower_s, upper_s = scaling.step_interval_s(
         _smallest(measured).step_s,
         start.step_s,
         nodes / start.nodes,
+        # The slowest step on ``start`` itself and on all smaller counts.
         slowest_s=_slowest_s(measured, start),
         jobs_s=_jobs_s(start, _scatter_of_jobs(measured)),
     )
@@ -1251,8 +1257,8 @@ def _predicted_interval_s(
 def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> Count:
     """Return the step on fewer nodes than the anchor has, between its measured neighbours.
 
-    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes. The
-    target has ``nodes`` nodes with ``gpus_per_node`` GPUs each. Its interval takes into account how
+    Of the measured counts on several nodes, the anchor is the one with the most GPUs. The step is
+    that of ``nodes`` nodes with ``gpus_per_node`` GPUs each. Its interval takes into account how
     jobs scatter on the neighbours.
     """
     gpus = nodes * gpus_per_node
@@ -1271,9 +1277,9 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         larger=(larger.gpus, larger.nodes),
         target=(gpus, nodes),
     )
-    # The step lies between those of the neighbours only if these were measured right. Therefore
-    # the interval shall also contain the interval of a prediction from the larger neighbour, which
-    # takes the place of the anchor.
+    # The step lies between those of the neighbours unless one of these was measured wrong. To
+    # allow for that, the interval also contains the one that is predicted from the larger
+    # neighbour, as others are from the anchor.
     scatter = _scatter_of_jobs(measured)
     interval_s = scaling.interpolated_interval_s(
         _jobs_s(smaller, scatter),
@@ -1331,10 +1337,10 @@ def _unmeasured(
 
 
 def _held_out(measured: Sequence[Count]) -> HeldOut | None:
-    """Return how well the law predicts the largest measured count from the smaller ones.
+    """Return how well `ddlkit.core.scaling.step_s` predicts the largest count from smaller ones.
 
-    A count is a number of GPUs on a number of nodes. The result is None if the smaller counts do
-    not allow a prediction, for which one of them must have several nodes.
+    A count is a number of GPUs on a number of nodes, all of them measured. The result is None if
+    the smaller counts do not allow a prediction, for which one of them must have several nodes.
     """
     # The count on several nodes with the most GPUs.
     held_out = _anchor(measured)
@@ -1345,7 +1351,8 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     ]
     if not any(count.nodes > 1 for count in smaller):
         return None
-    # The law needs a count on several nodes to start from.
+    # The prediction starts from a count on several nodes, and compares it with the smallest count.
+    # That one has a single node, so it is never the count that is held out.
     smaller_anchor = _anchor(smaller)
     ratio = held_out.nodes / smaller_anchor.nodes
     smallest_s = _smallest(measured).step_s
@@ -1444,9 +1451,9 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
     """Return a finding if a table of all-reduces ends below the largest bucket of gradients.
 
     DDP exchanges gradients in buckets, each of which is one message. ``workload`` has the
-    gradients. If it is None, the largest bucket is taken to be PyTorch's default, and no time of a
-    message of gradients is predicted. Raises UserError if such times are predicted and the table
-    ends so far below the largest bucket that its times cannot be continued to it.
+    gradients, whose messages are predicted. Raises UserError if the table ends so far below the
+    largest of these that its times cannot be continued to it. If ``workload`` is None, only sizes
+    within the table are predicted, and the largest bucket is taken to be PyTorch's default.
     """
     largest_bytes = _largest_bucket_bytes(workload)
     bucket = _largest_bucket_in_words(workload)
@@ -1462,16 +1469,15 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
     # So far beyond the table, continued times would be too wrong.
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
-    # A table is continued only to predict the messages of known gradients. In the error, "this" is
-    # the line through the two largest sizes of a table, along which its times are continued.
+    # A table is continued only to predict the messages of known gradients. Its times are continued
+    # along the line through its two largest sizes, which is "this" in the error. The 61% are from
+    # docs/commands.md and `ddlkit.core.scaling.MOST_TIMES_OF_SIZE`.
     if is_too_short and workload is not None:
         raise UserError(
             f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
             f"size only, because beyond it the times of published tables differ from this by up to "
             f"61%: {advice}"
         )
-    # Without gradients, only sizes within the tables are predicted. The finding is then about what
-    # PyTorch's default needs.
     text = f"{facts}: {advice}"
     if workload is not None:
         text = f"{facts}. Its times are continued along its two largest sizes: {advice}"
@@ -1545,13 +1551,14 @@ def _message_times(costs: NodeCosts | None, target: Count) -> tuple[MessageTime,
 def _on_messages_that_do_not_fit(
     counts: Sequence[Count], scatter: float
 ) -> list[Finding]:
-    """Return a warning if a measured step is shorter than one that only messages lengthen.
+    """Return a warning if the step that is predicted from messages alone is longer than measured.
 
-    ``counts`` are in ascending order of GPUs and nodes, and ``scatter`` is the share by which the
-    jobs of a count scatter. If several measured steps are that short, the warning names the one on
-    the largest count.
+    That prediction is ``only_messages_step_s`` of a count: the step if nothing but messages
+    lengthened it. It must not exceed the longest step that a job may take. ``counts`` are in ascending
+    order of GPUs and nodes, and ``scatter`` is the share by which the jobs of a count scatter. If
+    the prediction is too long for several counts, the warning names the largest one.
     """
-    too_long = []
+    predicted_too_long = []
     for count in counts:
         only_messages_s = count.only_messages_step_s
         if not count.measured or only_messages_s is None:
@@ -1559,10 +1566,10 @@ def _on_messages_that_do_not_fit(
         # The longest step that the count may have, as jobs scatter.
         _, slowest_s = _likely_range_s(count, scatter)
         if only_messages_s > slowest_s:
-            too_long.append((count, only_messages_s))
-    if not too_long:
+            predicted_too_long.append((count, only_messages_s))
+    if not predicted_too_long:
         return []
-    largest, only_messages_s = too_long[-1]
+    largest, only_messages_s = predicted_too_long[-1]
     text = (
         f"with nothing but messages, a step on {_nodes(largest.nodes)} would take "
         f"{units.format_seconds(only_messages_s)}, longer than the measured "
@@ -1581,7 +1588,7 @@ def _kernels_s(
 ) -> float | None:
     """Return the time of NCCL's kernels in a step of the anchor, None if they were not traced.
 
-    The anchor is the measured count of GPUs and nodes with the most GPUs on several nodes.
+    Of the measured counts on several nodes, the anchor is the one with the most GPUs.
     ``kernels`` has the sum of the times of each kernel on one GPU, over ``kernel_steps`` steps of
     the anchor. Kernels of NCCL wait for other ranks and run beside compute, so messages lengthen a
     step by less than this time. What this time contradicts is added to ``findings``. Raises
@@ -1614,20 +1621,21 @@ def _kernels_s(
 def _on_kernels_and_tables(kernels_s: float, anchor: Count) -> list[Finding]:
     """Return a finding that compares NCCL's kernels with what the tables say of messages.
 
-    ``kernels_s`` is the measured time of NCCL's kernels in a step of the anchor, the measured count
-    of GPUs and nodes with the most GPUs on several nodes. The tables of collectives say by how much
-    messages lengthen this step on a bad day, when other traffic on the network slows them down.
-    There is no finding if that is not known.
+    ``kernels_s`` is the measured time of NCCL's kernels in a step of the anchor. Of the measured
+    counts on several nodes, the anchor is the one with the most GPUs. The tables of collectives say
+    by how much messages lengthen this step on a bad day, when other traffic on the network slows
+    them down. There is no finding if that is not known.
     """
     if anchor.only_messages_bad_day_s is None:
         return []
     # The scaling factor is the step on the smallest count over that on the anchor.
     smallest_s = anchor.scaling_factor * anchor.step_s
-    # If messages lengthen nothing, rounding may leave a difference below 0.
-    bad_day_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
+    # By how much messages of a bad day lengthen a step, from the whole step that nothing else
+    # lengthens. If they lengthen nothing, rounding may leave a difference below 0.
+    added_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
     text = (
         f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
-        f"a step. By the tables, messages add {units.format_seconds(bad_day_s)} on a bad day"
+        f"a step. By the tables, messages add {units.format_seconds(added_s)} on a bad day"
     )
     return [Finding("messages", layers=(), text=text)]
 
@@ -1677,11 +1685,14 @@ def _explained(
     # A step on the anchor that is shorter than on the smallest count is no loss.
     loss_s = max(0.0, anchor.step_s - smallest.step_s)
     messages_s = _added_by_messages_s(anchor.only_messages_step_s, smallest)
-    # The kernels were measured in this training, and the tables perhaps on another day. So
+    # Kernels of NCCL run beside compute as well, so messages lengthen a step by at most their
+    # whole time. They were measured in this training, and the tables perhaps on another day. So
     # kernels bound the messages better, and tables do so only where kernels are missing.
     at_most_s = kernels_s
     if at_most_s is None:
         at_most_s = _added_by_messages_s(anchor.only_messages_bad_day_s, smallest)
+    # A step on r times as many GPUs is as long as the longest of r single steps on the smallest
+    # count, if nothing but scatter lengthens it.
     single_s = _jobs_on(smallest, jobs).steps_s
     scatter_s = _lost_to_scatter_s(single_s, anchor.gpus / smallest.gpus)
     explained_s = 0.0
@@ -1708,10 +1719,10 @@ def _explained(
 def _added_by_messages_s(
     only_messages_step_s: float | None, smallest: Count
 ) -> float | None:
-    """Return by how much messages lengthen a step beyond that on the smallest count, in seconds.
+    """Return by how much messages lengthen the step of some larger count, in seconds.
 
-    ``only_messages_step_s`` is the step if nothing but messages lengthened it. The result is None
-    if it is not known.
+    ``only_messages_step_s`` is the step on the larger count if nothing but messages made it longer
+    than on ``smallest``. The result is None if it is not known.
     """
     if only_messages_step_s is None:
         return None
@@ -1790,7 +1801,8 @@ def _wish(
     -------
     Wish or None
         The answer "yes" if all likely factors are at or above the wished one, "no" if all are
-        below it, and else "open", with the reason in words.
+        below it, and else "open", with the reason in words. It states the number of nodes, which
+        is what users ask for, and not the GPUs.
     """
     if factor is None:
         return None
@@ -1801,10 +1813,12 @@ def _wish(
             "scaling factors compare with the step on these GPUs, whose own factor is 1"
         )
         return Wish(factor, asked.nodes, "yes", reason)
+    # Of the two counts of a doubt, the slower one has to be measured again.
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # The factor is the ratio of these two steps, so that neither may be doubtful.
+    # The factor is the ratio of these two steps, so that neither may be doubtful. A predicted
+    # count never is, because only measured ones are doubted.
     for count in (smallest, asked):
-        if count.measured and (count.gpus, count.nodes) in doubtful:
+        if (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
     trusted = [count for count in measured if (count.gpus, count.nodes) not in doubtful]
@@ -1818,10 +1832,12 @@ def _wish_by_likely_factors(
 
     A count is a number of GPUs on a number of nodes. The scaling factor of ``asked`` is the step on
     the smallest of the ``measured`` counts over its own step. ``trusted`` are those measured counts
-    that need not be measured again. Only they limit the step of ``asked``, if it was predicted.
+    that need not be measured again. If ``asked`` was predicted, its step is neither shorter than on
+    the nearest smaller one of these nor longer than on the nearest larger one.
     """
     smallest = _smallest(measured)
     scatter = _scatter_of_jobs(measured)
+    # The likely steps on ``asked``, and which of its neighbours limit them.
     (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
     # The step on the smallest count may differ from job to job, too, so that it has a range.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
@@ -1871,9 +1887,10 @@ def _limited(
             limiting.append(smaller)
     if larger is not None:
         _, most_s = _likely_range_s(larger, scatter)
-        # The larger count may be measured wrong. It limits nothing if a smaller count takes longer
-        # than the larger one may take.
-        is_credible = _slowest_s(measured, larger) <= most_s
+        # The larger count may be measured wrong. It limits nothing if a count of no more GPUs and
+        # nodes takes longer than the larger one may take.
+        slowest_up_to_larger_s = _slowest_s(measured, larger)
+        is_credible = slowest_up_to_larger_s <= most_s
         if is_credible and most_s < slowest_s:
             slowest_s = most_s
             limiting.append(larger)
@@ -1903,12 +1920,14 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
     how much depends on ``asked`` and on ``scatter``, the share by which jobs of other counts
     scatter.
     """
-    # Several jobs measured ``asked``. Its range makes no allowance for another job, so that one is
-    # made here.
+    if smallest.jobs > 1:
+        return smallest.range_s
+    # One job measured the smallest count. If several jobs measured ``asked``, its likely steps are
+    # theirs alone. The factor is a ratio of both steps, so this one must allow for another job.
     if asked.jobs > 1:
         return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
-    # One job measured ``asked``, or it was predicted. Its likely steps allow for another job
-    # already. A further allowance is made here only if jobs were seen to differ.
+    # If one job measured ``asked``, or if it was predicted, its likely steps allow for another job
+    # already (`_likely_range_s`). This step does so, too, only if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
         return _jobs_s(smallest, scatter)
     return smallest.range_s
@@ -1947,10 +1966,12 @@ def _origin_of_likely_factors(
 
 
 def _origin_of_measured(asked: Count, scatter: float) -> str:
-    """Return in words where the likely range of a measured step comes from.
+    """Return in words where the likely range of a measured scaling factor comes from.
 
-    ``asked`` is the count of GPUs and nodes, and a job is one run of the training. ``scatter`` is
-    the share by which the jobs of other counts scatter. The cases are those of `_likely_range_s`.
+    ``asked`` is the count of GPUs and nodes, and a job is one run of the training. The factor is
+    the step on the smallest count over that on ``asked``, and differs among jobs by the same shares
+    as the step. ``scatter`` is the share by which the jobs of other counts scatter. The cases are
+    those of `_likely_range_s`.
     """
     if asked.jobs > 1:
         return "the range of the jobs that measured it"
@@ -1971,11 +1992,11 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"; the step on {on_smallest} has the range of its jobs"
-    # The range of several jobs on ``asked`` makes no allowance for another job, so that one is
-    # made for the smallest count.
+    # If several jobs measured ``asked``, the one job on the smallest count is allowed to differ by
+    # the larger one of ``scatter`` and SINGLE_JOB_SHARE. This is the case of the latter.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
-    # Jobs were seen to differ. Otherwise there is no allowance to explain.
+    # In all other cases, it is allowed to differ by ``scatter``, if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
         return (
             f"; the one job on {on_smallest} may differ as much as those on other numbers "
@@ -1994,9 +2015,10 @@ def _measured_factor(count: Count, scatter: float) -> str:
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:
-    """Return what to give so that it is known whether messages explain the loss.
+    """Return what to give so that it is known whether messages explain the lost time.
 
-    ``costs`` and ``workload`` are None if the user has not given them.
+    That is the time by which a step is longer than on the smallest count. ``costs`` and
+    ``workload`` are None if the user has not given them.
     """
     # What to give if neither was given. The cases below replace it.
     advice = "give --collectives and a --profile"
@@ -2022,6 +2044,7 @@ def _advice(
     lengthens the step on the largest of the ``measured`` counts.
     """
     findings = []
+    # What messages explain at most is None if neither their costs nor kernels of NCCL are known.
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
     findings += _on_accumulation(_smallest(measured), asked)
@@ -2119,7 +2142,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     """
     anchor = _anchor(measured)
     # A predicted count always has an interval.
-    least_s, most_s = asked.interval_s or (asked.step_s, asked.step_s)
+    assert asked.interval_s is not None
+    least_s, most_s = asked.interval_s
     width_s = most_s - least_s
     more_jobs = _more_jobs(anchor, _scatter_of_jobs(measured), width_s)
     if more_jobs is not None:
@@ -2152,8 +2176,8 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
 
     The anchor is the measured count of GPUs and nodes from which a step is predicted, and a job is
     one run of the training. ``width_s`` is the width of the interval of the predicted step, in
-    seconds, and ``scatter`` is the share by which the jobs of a count scatter. The result is None
-    if the jobs of the anchor add little to the interval.
+    seconds, and ``scatter`` is the share by which the jobs of a count scatter to either side of
+    their median. The result is None if the jobs of the anchor add little to the interval.
     """
     fastest_s, slowest_s = _jobs_s(anchor, scatter)
     range_s = slowest_s - fastest_s
@@ -2165,6 +2189,7 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
         return None
     text = f"measure next: more jobs on {_nodes(anchor.nodes)}"
     if anchor.jobs == 1:
+        # From the fastest to the slowest job, steps differ by twice the share to either side.
         text += (
             ", where one job was measured, because the steps of jobs on other "
             f"numbers of nodes differ by {2 * scatter:.0%}"
@@ -2207,8 +2232,8 @@ def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
     The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
-    such number lies between the two. A smaller number of nodes would be cheaper to measure, but not
-    worth measuring.
+    such number lies between the two. That numbers below it are not worth measuring, although they
+    are cheaper, is a choice, not measured.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.
@@ -2221,15 +2246,17 @@ def _on_fixed_batch(
 ) -> list[Finding]:
     """Return a warning if steps get shorter with more GPUs, as with a fixed batch of all GPUs.
 
-    A fixed batch is divided among all GPUs, so that each computes less. ``doubts`` are the counts
-    of GPUs and nodes that are clearly slower than a larger one. With ``has_samples``, the samples
-    per GPU are known to be equal, so that the batch is not fixed.
+    A fixed batch is divided among all GPUs, so that each computes less. The steps are those on the
+    smallest count of GPUs and nodes, and on the anchor: of the ``measured`` counts on several
+    nodes, the one with the most GPUs. ``doubts`` are the counts that are slower than a larger one
+    by more than jobs scatter. With ``has_samples``, the samples per GPU are known to be equal, so
+    that the batch is not fixed.
     """
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # The smallest count must be slower than the anchor by more than LEAST_SCATTER, and by more than
-    # jobs scatter, which is so if it is among the doubts.
+    # The step on the anchor must be shorter by more than LEAST_SCATTER, and the smallest count must
+    # be among the doubts.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []
@@ -2268,7 +2295,8 @@ def _on_factors_of_fewer_nodes(
     nearest smaller count that was measured.
     """
     smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
-    # Only a predicted count has an interval that follows from a law.
+    # The interval of a predicted count allows for a step that is shorter than on fewer nodes, as
+    # were 24% of those on which its rule was chosen (`ddlkit.core.scaling.step_interval_s`).
     if asked.measured or smaller is None or asked.scaling_factor_interval is None:
         return []
     _, highest = asked.scaling_factor_interval
