@@ -141,7 +141,8 @@ def compare(
                 form,
                 sizes,
                 seconds,
-                # Draws are costs that show how uncertain the fitted one is.
+                # Draws are costs that show how uncertain the fitted one is. The others are
+                # compared without them.
                 draws=DRAWS if form == chosen else 0,
                 collective=collective,
                 workers=workers,

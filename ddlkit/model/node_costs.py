@@ -403,8 +403,8 @@ def _per_node(table: NodeTable) -> str:
 def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
     """Raise UserError if a number of nodes cannot be predicted from the table ``anchor``.
 
-    `NodeCosts.anchor` has chosen it. If it has fewer nodes than ``nodes``, it is the largest
-    table of at most ``nodes`` nodes.
+    `NodeCosts.anchor` has chosen this table. It is the largest one of at most ``nodes`` nodes, or
+    the smallest one if all have more.
     """
     collective = anchor.collective
     # Up to how many times its own nodes a table predicts. A collective that is not listed has

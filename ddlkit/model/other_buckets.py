@@ -299,7 +299,8 @@ class _BackwardSegments:
         of the end of the compute of backward.
     copying : slice
         The segments that end with a wait for a bucket, and the one behind them, which ends
-        with the mark of the end of copying. The work of each is to copy the bucket before.
+        with the mark of the end of copying. The work of each is to copy the bucket for which
+        the segment before waits.
     messages : slice
         The messages of backward.
     """
@@ -320,7 +321,8 @@ class _BackwardSegments:
         first_message = schedule.segments[first].message
         # A segment is work with a post, a wait or a mark at its end. There are a post for each
         # message and the mark of the end of compute. Behind them are a wait for each message
-        # and the mark of the end of copying: a bucket is copied before the next one of these.
+        # and the mark of the end of copying. Each bucket is copied in the work before the next
+        # wait, and the last one in the work before that mark.
         posting = slice(first, first + n_messages + 1)
         copying = slice(posting.stop, posting.stop + n_messages + 1)
         return cls(

@@ -143,11 +143,10 @@ def forecast(
 ) -> Forecast:
     """Return the prediction of an iteration with the interval of a single iteration.
 
-    The share ``level`` of single iterations should lie in the interval if contention was
-    measured, which is how much messages and compute slow each other down. Without a measured
-    contention, ``interval_includes`` of the result says what the interval of real training
-    includes. It says so for a replay as well, which sleeps for its compute times, although
-    the interval of a replay lacks nothing.
+    Contention is how much messages and compute slow each other down. If it was measured, the
+    share ``level`` of single iterations should lie in the interval. Otherwise
+    ``interval_includes`` of the result says what the interval of real training includes. It
+    does not apply to a replay, which sleeps for its compute times: its interval lacks nothing.
 
     Parameters
     ----------

@@ -137,8 +137,8 @@ def training_of(
     usable = [_with_seen_ends(trace) for trace in alike]
     _refuse_other_runs(usable)
     # An iteration is divided into segments, each of which is work up to a post, a wait or a
-    # mark. A part of the work copies gradients into and out of buckets. Both times have the
-    # shape (I, R, S).
+    # mark. In the part ``copies_s`` of this work, gradients are copied into or out of buckets.
+    # Both arrays have the shape (I, R, S).
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     # How long messages took once all ranks had posted them, shape (I, K).
@@ -207,8 +207,8 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     Returns
     -------
     TracedTraining
-        The training with other start-ups. If messages share the link, the times that they would
-        take alone are other ones, too, and are such that the messages end when they ended in the
+        The training with other start-ups. The times that its messages would take alone change
+        only if they share the link, and are such that all messages end when they did in the
         trace.
     """
     schedule = training.schedule
@@ -653,8 +653,8 @@ def _work_of_iteration_s(
     """
     work_s = np.zeros(len(segments))
     copies_s = np.zeros(len(segments))
-    # When the bucket of each message has been copied back into the gradients. In backward,
-    # this work ends with the wait for the next message.
+    # When the bucket of each message has been copied back into the gradients. The rank then
+    # begins to wait for the next message of backward.
     copied_until_s = _copied_until_s(iteration)
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s

@@ -1554,9 +1554,9 @@ def _on_messages_that_do_not_fit(
     """Return a warning if the step that is predicted from messages alone is longer than measured.
 
     That prediction is ``only_messages_step_s`` of a count: the step if nothing but messages
-    lengthened it. It must not exceed the longest step that a job may take. ``counts`` are in ascending
-    order of GPUs and nodes, and ``scatter`` is the share by which the jobs of a count scatter. If
-    the prediction is too long for several counts, the warning names the largest one.
+    lengthened it. It must not exceed the longest step that a job may take. ``counts`` are in
+    ascending order of GPUs and nodes, and ``scatter`` is the share by which the jobs of a count
+    scatter. If the prediction is too long for several counts, the warning names the largest one.
     """
     predicted_too_long = []
     for count in counts:
