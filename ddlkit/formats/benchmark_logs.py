@@ -337,8 +337,7 @@ class Table:
             The cells before the first time.
         cells_of_places : list of dict of str to str
             The time and the cells after it. The list has one such dict or, if the table has
-            times out of place and in place, one for each of the two. A time stamp behind two
-            places is in a last dict of its own.
+            times out of place and in place, one for each of the two.
 
         Raises
         ------
@@ -364,6 +363,9 @@ class Table:
         # Each place begins at the position `start` in `timed`.
         for start in range(0, len(timed), n_columns_of_place):
             names = timed[start : start + n_columns_of_place]
+            # Behind two places, a time stamp is left, which is no place.
+            if names[0] != self.layout.time:
+                break
             place_words = words[n_words_before + start :]
             # Not strict, because the words of the second place follow those of the first.
             cells_of_places.append(dict(zip(names, place_words, strict=False)))

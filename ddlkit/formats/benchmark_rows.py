@@ -173,11 +173,11 @@ def whole(value: Any, where: str, name: str) -> int:
     """
     # `positive` returns a float, and raises UserError unless it is above zero.
     number = positive(value, where, name)
-    # Sums of many numbers above MOST_WHOLE, 10**14, may not fit 64 bits. The error does not
-    # name this limit.
+    # Sums of many numbers above MOST_WHOLE may not fit 64 bits.
     if number % 1 or number > MOST_WHOLE:
         raise UserError(
-            f"{where}, {name}: is {shown(value)}; it must be a whole number"
+            f"{where}, {name}: is {shown(value)}; it must be a whole number up to "
+            f"{MOST_WHOLE:g}"
         )
     return int(number)
 

@@ -319,17 +319,12 @@ class NodeCosts:
         if larger is not None:
             seconds = np.minimum(seconds, _upper_limits_s(anchor, larger))
         # The law of all-gathers and reduce-scatters predicts the time of a size on more nodes from
-        # the time of a smaller size on the anchor. It gives NaN for the smallest sizes of the
-        # anchor's table, which has no smaller ones, and these are left out.
+        # the time of a smaller size on the anchor, and that on fewer nodes from a larger size. It
+        # gives NaN for sizes for which the anchor's table has no such size, and these are left out.
         is_known = np.isfinite(seconds)
-        # A table interpolates between sizes, so it needs two of them. If fewer are left, the
-        # anchor's table begins too close to its largest size.
+        # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
-            smallest = units.format_bytes(anchor.sizes[0])
-            raise UserError(
-                f"the table of {collective} on {anchor.nodes} nodes begins at {smallest}, too "
-                f"large to predict for {nodes} nodes: measure smaller sizes"
-            )
+            raise _too_few_sizes(anchor, nodes)
         return _table(anchor.sizes[is_known], seconds[is_known], collective, ranks)
 
     def _next_larger(self, anchor: NodeTable, nodes: int) -> NodeTable | None:
@@ -384,6 +379,25 @@ class NodeCosts:
         )
 
 
+def _too_few_sizes(anchor: NodeTable, nodes: int) -> UserError:
+    """Return the error for a table whose sizes do not reach as far as a prediction needs.
+
+    ``anchor`` is the table, from which times on ``nodes`` nodes cannot be predicted.
+    """
+    table = f"the table of {anchor.collective} on {anchor.nodes} nodes"
+    if nodes < anchor.nodes:
+        largest = units.format_bytes(anchor.sizes[-1])
+        return UserError(
+            f"{table} ends at {largest}, too small to predict for {nodes} nodes: measure "
+            "larger sizes"
+        )
+    smallest = units.format_bytes(anchor.sizes[0])
+    return UserError(
+        f"{table} begins at {smallest}, too large to predict for {nodes} nodes: measure "
+        "smaller sizes"
+    )
+
+
 def _refuse_one_size(table: NodeTable) -> None:
     """Raise UserError for a table of one size, because a table interpolates between sizes."""
     if len(table.sizes) < 2:
@@ -419,7 +433,8 @@ def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:
         needed = int(np.ceil(nodes / most_times))
         raise UserError(
             f"{nodes} nodes are more than {most_times:g} times the {anchor.nodes} nodes of "
-            f"the largest table of {collective}: measure it on {needed} nodes or more"
+            f"the table of {collective} from which they are predicted: measure it on {needed} "
+            "nodes or more"
         )
 
 

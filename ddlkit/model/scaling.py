@@ -1025,11 +1025,12 @@ def _refuse_missing_counts(measured: Sequence[Count]) -> None:
             f"only {_gpus(first.gpus)} on {_nodes(first.nodes)} {verb} measured: measure "
             f"{missing} as well"
         )
-    if all(count.nodes > 1 for count in measured):
+    fewest_nodes = min(count.nodes for count in measured)
+    if fewest_nodes > 1:
         # The loss is how much longer a step is than on the smallest count on one node. A step on
         # several nodes has a loss already, which would be missed if it took the place of that step.
         raise UserError(
-            f"all steps were measured on {_nodes(first.nodes)} or more: add steps measured on "
+            f"all steps were measured on {_nodes(fewest_nodes)} or more: add steps measured on "
             "one GPU or one node"
         )
     if all(count.nodes == 1 for count in measured):
