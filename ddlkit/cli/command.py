@@ -370,9 +370,9 @@ _PACK = """Also keep the whole recording in the archive FILE.tgz, which is writt
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
 --out is empty, the next run first restores it from the archive. To unpack it by
 hand, run tar xzf FILE.tgz."""
-_BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. The
-next run continues with the
-rest. [default: when all is measured{}]"""
+_BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. A
+measurement that other processes disturb is repeated, even beyond this time. The next run
+continues with the rest. [default: when all is measured{}]"""
 _IGNORE_LOAD = """Measure although other processes use the GPU. The file .json beside
 every table then records that. Without a GPU the option has no effect."""
 

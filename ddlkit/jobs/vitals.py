@@ -218,7 +218,8 @@ class Retries:
     def __init__(
         self, most: int | None = None, say: Callable[[str], None] | None = None
     ) -> None:
-        self._left = RETRIES if most is None else most
+        self._most = RETRIES if most is None else most
+        self._left = self._most
         self._say = say
 
     @classmethod
@@ -263,10 +264,10 @@ class Retries:
             return False
         self._left -= 1
         if self._say:
-            times = "time" if self._left == 1 else "times"
+            repeat = self._most - self._left
             self._say(
-                f"{_who_disturbed(used)}, so that what was just measured is repeated (at "
-                f"most {self._left} more {times})"
+                f"{_who_disturbed(used)}, so that what was just measured is repeated "
+                f"(repeat {repeat} of at most {self._most}, even beyond a time limit)"
             )
         time.sleep(RETRY_S)
         return True
