@@ -783,7 +783,7 @@ def test_everything_that_can_be_said_fits_one_screen(n_findings: int) -> None:
     result = explanation(training_of(traced(late_in_some(7))))
     causes = [replace(result.causes[0], gain_s=0.01, gain_share=0.1) for _ in range(9)]
     remedy = Remedy("the exact buckets (bucket_cap_mb_list): 12 messages", 1, 1, (1, 2))
-    finding = Finding("not known", (), "why " + 30 * "words " + "end")
+    finding = Finding("not known", "why " + 30 * "words " + "end")
     full = replace(
         result,
         causes=tuple(causes),

@@ -135,7 +135,8 @@ _SHARDED_OPTIONS = tuple(
             default=3.0,
             help="The most time for training under the best plans: minutes, as in 3, or "
             "with a unit, as in 90s. The trial ends earlier once it is decided. It has at "
-            "least six rounds, and repeats rounds that others disturb, even beyond this time. With 0 nothing is tried, and the advice is a prediction. "
+            "least six rounds, and repeats rounds that others disturb, even beyond this "
+            "time. With 0 nothing is tried, and the advice is a prediction. "
             "[default: 3]",
         ),
         arg(
@@ -473,6 +474,7 @@ def _advice_of_started_ranks(
     with only_command_in(out):
         with _removing_leftovers(out, new_directories):
             _launch(arguments, settings, ranks, out)
+        # `confirm_s` is the time for trying plans, and with 0 no plan is tried.
         return _result_and_advice(out, ranks, tried=settings.confirm_s > 0)
 
 

@@ -1086,7 +1086,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     paths = store.expand_tables(arguments.collectives)
     all_rows = _rows_of_messages(arguments, paths, warnings)
     if arguments.density is not None:
-        _refuse_without_selected(all_rows, collective)
+        _refuse_without_times_of(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
     # `chosen` has the collective, the number of ranks and the link of the rows.
@@ -1234,7 +1234,7 @@ def _chosen_rows(
         ) from None
 
 
-def _refuse_without_selected(rows: Any, collective: str) -> None:
+def _refuse_without_times_of(rows: Any, collective: str) -> None:
     """Raise UserError if no row is of ``collective``, which sends gradients with --density."""
     measured = rows["collective"].unique().tolist()
     if collective not in measured:

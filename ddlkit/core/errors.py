@@ -86,12 +86,12 @@ class Finding(NamedTuple):
     ----------
     what : str
         The kind of finding.
-    layers : tuple of str
-        The layers that the finding is about.
     text : str
         The facts, in words.
+    layers : tuple of str, optional
+        The layers that the finding is about. By default it is not about single layers.
     """
 
     what: str
-    layers: tuple[str, ...]
     text: str
+    layers: tuple[str, ...] = ()

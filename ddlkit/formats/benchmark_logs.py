@@ -327,7 +327,7 @@ class Table:
         ----------
         words : list of str
             The words of the row. A blank cell has no word. A time stamp, which is the last
-            cell of a row, has two words, and only the first is returned.
+            cell of a row, has two words.
         where : str
             File and line, as errors name them.
 
@@ -337,7 +337,9 @@ class Table:
             The cells before the first time.
         cells_of_places : list of dict of str to str
             The time and the cells after it. The list has one such dict or, if the table has
-            times out of place and in place, one for each of the two.
+            times out of place and in place, one for each of the two. A time stamp is left
+            out if the table has two places. Otherwise the first of its words, the date, is
+            the last cell.
 
         Raises
         ------
@@ -357,13 +359,13 @@ class Table:
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
         # place and in place. The second place then begins with the second "time".
         n_columns_of_place = len(timed)
-        if "time" in timed[1:]:
-            n_columns_of_place = timed.index("time", 1)
+        if self.layout.time in timed[1:]:
+            n_columns_of_place = timed.index(self.layout.time, 1)
         cells_of_places = []
         # Each place begins at the position `start` in `timed`.
         for start in range(0, len(timed), n_columns_of_place):
             names = timed[start : start + n_columns_of_place]
-            # Behind two places, a time stamp is left, which is no place.
+            # A time stamp behind two places does not begin with a time, and is no place.
             if names[0] != self.layout.time:
                 break
             place_words = words[n_words_before + start :]

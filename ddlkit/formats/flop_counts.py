@@ -161,7 +161,7 @@ def profile_of(
         f"{sum(flops):.4g} forward FLOP a sample, "
         "three times as many with the backward pass; the update takes no time"
     )
-    return ReadProfile(profile, (Finding("flops", layers=(), text=text),))
+    return ReadProfile(profile, (Finding("flops", text=text),))
 
 
 def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:

@@ -311,10 +311,10 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         "all times include the overhead of the profiler: "
         "compare with an iteration that is not profiled"
     )
-    findings.append(Finding("profiler", layers=(), text=overhead))
+    findings.append(Finding("profiler", text=overhead))
     if not profile.update_s:
         no_update = "the trace has no step of an optimizer: the update takes no time"
-        findings.append(Finding("update", layers=(), text=no_update))
+        findings.append(Finding("update", text=no_update))
     return ReadProfile(profile, tuple(findings))
 
 
@@ -1332,9 +1332,7 @@ def _kinds_of_iterations(
         advice = f"choose, as by --iterations {_ranges(numbers[usual])}"
         raise UserError(f"{trace.source}: iterations of two kinds: {listed}: {advice}")
     noun = "iteration" if len(used) == 1 else "iterations"
-    return Finding(
-        "iterations", layers=(), text=f"{len(used)} {noun} on {trace.device}: {listed}"
-    )
+    return Finding("iterations", text=f"{len(used)} {noun} on {trace.device}: {listed}")
 
 
 def _kind_in_words(numbers: Sequence[int], seconds: Floats) -> str:
@@ -1371,7 +1369,7 @@ def _left_out(trace: KinetoTrace, used: Sequence[TracedIteration]) -> Iterator[F
 
 def _finding_left_out(text: str) -> Finding:
     """Return the finding for a part of a trace that its profile leaves out."""
-    return Finding(what="left out", layers=(), text=text)
+    return Finding(what="left out", text=text)
 
 
 def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
@@ -1495,7 +1493,7 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         f"{len(usable)} of {len(messages)}: "
         "of known size and kind, with the wait for slower ranks"
     )
-    return _csv_of_messages(usable), Finding("messages", layers=(), text=text)
+    return _csv_of_messages(usable), Finding("messages", text=text)
 
 
 def _csv_of_messages(messages: Sequence[Event]) -> str:

@@ -243,7 +243,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     profile = trace.profile(network="", with_input=not options.without_input)
     n_iterations, n_layers = trace.forward_s.shape
     counts = f"{n_iterations}, each of {n_layers} layers"
-    findings = (Finding("iterations", layers=(), text=counts), *check_trace(trace))
+    findings = (Finding("iterations", text=counts), *check_trace(trace))
     return ReadProfile(profile, findings)
 
 
@@ -435,7 +435,7 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
         median = np.median(excess[is_suspect])
         names = tuple(trace.name[row] for row in rows[is_suspect])
         text = f"forward over backward is {median:.1f} times the usual ratio"
-        yield Finding("forward", names, text)
+        yield Finding("forward", text, layers=names)
 
 
 def _totals(trace: LayerTrace) -> Finding:
@@ -454,4 +454,4 @@ def _totals(trace: LayerTrace) -> Finding:
         f"communication {communication}, "
         f"gradients {trace.n_bytes.sum()} bytes"
     )
-    return Finding("totals", layers=(), text=text)
+    return Finding("totals", text=text)

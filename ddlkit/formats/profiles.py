@@ -104,7 +104,7 @@ def import_file(
     if options.batch is None:
         problem = "the file does not state the batch size, so that 1 is assumed: "
         problem += "give it with --batch"
-        findings = (*findings, Finding("batch", layers=(), text=problem))
+        findings = (*findings, Finding("batch", text=problem))
     return Imported(kind, profile, findings)
 
 

@@ -656,8 +656,8 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
     A post is an operator by which the computing thread hands a message over. A thread of
     gloo then sends the message, which is a span of its own. There are two such threads, so
     the spans can be in another order than the posts. Each post gets the first span of its
-    collective and its size that no earlier post has. Raises UserError for a post without a
-    span.
+    collective and its size that ends after the start of the post and that no earlier post
+    has. Raises UserError for a post without a span.
     """
     # The spans of messages for which no post has been found yet.
     unmatched = [e for e in iteration.events if e.collective and not e.on_gpu]
@@ -705,18 +705,19 @@ def _without_span(
 
 
 def _first_alike(
-    spans: Sequence[Event], collective: str, elements: int, posted_s: float
+    spans: Sequence[Event], collective: str, elements: int, launched_s: float
 ) -> Event | None:
     """Return the first span of gloo that can be the message of a post, None if none can.
 
     The span must be of the collective and of the number of elements that were posted. It
-    must end after ``posted_s``, because a message that ended before is an earlier one.
+    must end after ``launched_s``, the start of the post, because a message that ended before is
+    an earlier one.
     """
     for span in spans:
         is_of_collective = span.name == f"gloo:{collective}"
         # A span that does not say its size has 0 elements.
         is_of_size = span.elements in (elements, 0)
-        if is_of_collective and is_of_size and span.end_s > posted_s:
+        if is_of_collective and is_of_size and span.end_s > launched_s:
             return span
     return None
 

@@ -379,9 +379,10 @@ def _measure(
 ) -> _Spread:
     """Time a collective, check its results, and return the mean seconds of a message.
 
-    ``checked`` has a buffer for each message of a sample. Times count from the start of
-    the last rank, because ranks may start ``settings.apart_s`` apart. UserError is raised
-    on all ranks if a result is wrong.
+    The times are those of the slowest and of the fastest rank in each sample. ``checked`` has
+    a buffer for each message of a sample. Times count from the start of the last rank,
+    because ranks may start ``settings.apart_s`` apart, as they do in training. UserError is
+    raised on all ranks if a result is wrong.
     """
     seconds = _time_samples(me, checked, settings)
     # The buffers still hold the results of the last sample.
@@ -395,9 +396,9 @@ def _measure(
     seconds_of_ranks = peers.everyones(own_s)  # shape (ranks, samples)
     slowest_s = seconds_of_ranks.max(axis=0)
     fastest_s = seconds_of_ranks.min(axis=0)
-    # A rank that starts later than it should has waited less than what is subtracted.
-    # Its time may come out below zero, and 0 takes its place. The time of the slowest rank
-    # cannot, because nothing is subtracted on the rank that starts last.
+    # A rank that starts later than it should has waited less than what is subtracted, so that
+    # its time may come out below zero, and 0 takes its place. The largest time is never below
+    # zero, because nothing is subtracted on the rank that starts last.
     return _Spread(slowest_s, np.maximum(fastest_s, 0.0))
 
 

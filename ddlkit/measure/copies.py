@@ -171,8 +171,9 @@ def _time_copies(
         """Prepare the slots of the next sample, which is no part of its time."""
         pairs.clear()
         for source_slot in itertools.islice(source_slots, copies_per_sample):
-            # The target is walked from its last slot to its first. So nearly all copies
-            # have different offsets in the two pools, which is a choice, not measured.
+            # The target is walked from its last slot to its first, so that nearly all copies
+            # have different offsets in the two pools, as gradients have in buckets. Whether
+            # that changes the times was not measured.
             target_slot = n_slots - 1 - source_slot
             into = target[target_slot * size : (target_slot + 1) * size]
             out_of = source[source_slot * size : (source_slot + 1) * size]

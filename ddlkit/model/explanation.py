@@ -699,8 +699,9 @@ def _findings(
 ) -> Iterator[Finding]:
     """Yield what was left out, what is not known, and what the numbers rest on.
 
-    ``cost`` is ``reference``, or without one the cost that was fitted to the messages
-    of the trace. It is None if none could be fitted.
+    ``reference`` is the cost of the option --collectives, None without this option. ``cost`` is
+    ``reference`` or, without the option, the cost that was fitted to the messages of the
+    trace. ``cost`` is None if none could be fitted.
     """
     # The traces are of one run, and the caveat is the same for all ranks.
     yield _finding_of_profiler(training.traces[0])
@@ -715,7 +716,7 @@ def _findings(
             f"why ranks see the ends of messages at different times, by which iterations "
             f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
         )
-        yield Finding("not known", layers=(), text=text)
+        yield Finding("not known", text=text)
     yield from _findings_of_cost(training, cost, reference)
     yield from _finding_of_few_iterations(len(compared.measured_s))
 
@@ -725,15 +726,16 @@ def _findings_of_cost(
 ) -> Iterator[Finding]:
     """Yield what the cost of messages rests on, and what is not known for want of a cost.
 
-    ``cost`` is ``reference``, or without one the cost that was fitted to the messages
-    of the trace. It is None if none could be fitted.
+    ``reference`` is the cost of the option --collectives, None without this option. ``cost`` is
+    ``reference`` or, without the option, the cost that was fitted to the messages of the
+    trace. ``cost`` is None if none could be fitted.
     """
     if cost is None:
         text = (
             "start-up and bandwidth, and other buckets: the trace alone does not tell "
             "(give --collectives, measured while the machines are idle)"
         )
-        yield Finding("not known", layers=(), text=text)
+        yield Finding("not known", text=text)
         return
     if Buckets.of(training, cost) is None:
         # The trace does not tell which gradients each message carries.
@@ -741,12 +743,12 @@ def _findings_of_cost(
             "other buckets: the gradients have several types, are not all used, or do "
             "not fill the messages"
         )
-        yield Finding("not known", layers=(), text=text)
+        yield Finding("not known", text=text)
     if reference is None:
         text = (
             "start-up and bandwidth are separated by the sizes of the trace's messages"
         )
-        yield Finding("messages", layers=(), text=text)
+        yield Finding("messages", text=text)
 
 
 def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
@@ -756,7 +758,7 @@ def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
             f"how sure this is: an interval needs {LEAST_ITERATIONS} judged iterations, and "
             f"there are {n_judged}"
         )
-        yield Finding("not known", layers=(), text=text)
+        yield Finding("not known", text=text)
 
 
 def _finding_of_profiler(trace: RankTrace) -> Finding:
@@ -766,12 +768,12 @@ def _finding_of_profiler(trace: RankTrace) -> Finding:
     """
     if trace.uses_nccl:
         text = "explain has not been validated on NCCL, and the profiler costs some percent"
-        return Finding("not validated", layers=(), text=text)
+        return Finding("not validated", text=text)
     if trace.device != "cpu":
         text = "the profiler makes iterations longer, by some percent"
     else:
         text = "the profiler makes iterations longer, by a median of 6% in our runs"
-    return Finding("profiler", layers=(), text=text)
+    return Finding("profiler", text=text)
 
 
 def _nearest_to_median(training: TracedTraining, judged: np.ndarray) -> int:
@@ -821,7 +823,7 @@ def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
             f"{MOST_TIMES_TYPICAL:g} times the median; all numbers here are about the "
             "median (--iterations chooses those to judge)"
         )
-        yield Finding("slow iterations", layers=(), text=text)
+        yield Finding("slow iterations", text=text)
 
 
 # -- changes of a schedule -------------------------------------------------------------
@@ -893,10 +895,11 @@ def without_delays(schedule: Schedule) -> Schedule:
         The schedule, in which no rank works longer in a phase than the rank that works
         least in it, between two instants at which ranks wait for each other.
     """
-    # The work by rounds, shape (I + 1, R, S). A round lasts from the last wait of an
-    # iteration to the last wait of the next one. Ranks go on from a last wait into the next
-    # iteration without waiting, so work before and after the end of an iteration can make up
-    # for each other.
+    # The work by rounds, shape (I + 1, R, S) for I iterations of R ranks with S segments. A
+    # round lasts from the last wait of an iteration to the last wait of the next one, so that
+    # a part of a round is left before the first of these waits and behind the last. Ranks do
+    # not wait at the end of an iteration: a rank that is slow before this end and quick
+    # behind it delays nobody. Work is therefore compared by rounds, and not by iterations.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
@@ -1686,5 +1689,5 @@ def _findings_of_one_rank(
         f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
         "iteration, and may be the time of messages or the delays of other ranks"
     )
-    yield Finding("not known", layers=(), text=text)
+    yield Finding("not known", text=text)
     yield from _finding_of_few_iterations(n_judged)

@@ -288,9 +288,10 @@ def draw_iterations(
 
     # Each kind of randomness has a generator of its own, so that no kind changes the draws
     # of another. The seeds are fixed, so that all plans are compared under the same draws:
-    # 0 for the scatter of compute, 2 for its drift, 1 for slowdowns, and 0 for messages. The
-    # two kinds with the seed 0 draw by `choice` and by `uniform`, which use the random bits
-    # differently, so that compute and messages do not scatter together.
+    # 0 for the scatter of compute, 2 for its drift, 1 for slowdowns, and 0 for messages. Two
+    # kinds share the seed 0, and recorded predictions rest on that. They are independent all
+    # the same: compute draws by `choice` and messages by `uniform`, which make different
+    # numbers of the same random bits.
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None

@@ -133,12 +133,14 @@ def training_of(
         _refuse_without_shapes(trace)
     # The first iterations can have other messages than all that follow, and are left out.
     alike, findings = _alike_iterations(ordered, least_iterations)
-    # The trace of a CPU can note the end of a message later than the rank has seen it.
+    # On a CPU, a rank can see that a message has ended, and go on, before the trace notes this
+    # end. Such an end is moved back to when the rank went on.
     usable = [_with_seen_ends(trace) for trace in alike]
     _refuse_other_runs(usable)
-    # An iteration is divided into segments, each of which is work up to a post, a wait or a
-    # mark. In the part ``copies_s`` of this work, gradients are copied into or out of buckets.
-    # Both arrays have the shape (I, R, S).
+    # An iteration is divided into segments, each of which is work up to a post, a wait or the
+    # end of a phase. In the part ``copies_s`` of this work, gradients are copied into or out of
+    # buckets. Both arrays have the shape (I, R, S), for I iterations of R ranks with S segments.
+    # Each iteration has K messages.
     segments = _segments(usable)
     work_s, copies_s = _work_s(usable, segments)
     # How long messages took once all ranks had posted them, shape (I, K).
@@ -405,7 +407,7 @@ def _alike_iterations(
     findings = []
     if n_early:
         text = f"the first {n_early} iterations: they have other messages"
-        findings.append(Finding("left out", layers=(), text=text))
+        findings.append(Finding("left out", text=text))
     return usable, findings
 
 
@@ -1020,7 +1022,7 @@ def _contention_s(
             f"{1 - known_s / all_s:.0%} of the compute beside messages, no operator of the "
             "same shape ran without a message"
         )
-        findings.append(Finding("not known", layers=(), text=text))
+        findings.append(Finding("not known", text=text))
     return contention_s, findings
 
 

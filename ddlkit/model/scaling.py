@@ -458,7 +458,7 @@ def scale(
     findings += _on_factors_of_fewer_nodes(asked, measured)
     if explained.messages_at_most_s is None:
         missing = _missing_for_messages(costs, workload)
-        findings.append(Finding("messages", layers=(), text=missing))
+        findings.append(Finding("messages", text=missing))
     findings += _advice(explained, measured, asked)
     return Scaling(
         counts=tuple(counts),
@@ -633,7 +633,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             f"the first step of {_counted(int(is_launch.sum()), 'job')} with single steps is left out, "
             "because it includes the launch"
         )
-        findings.append(Finding("launch", layers=(), text=text))
+        findings.append(Finding("launch", text=text))
     # Slow steps soon after the launch are warm-up, and are left out as well.
     is_early = begins_with_launch & (position < WARM_UP_STEPS)
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
@@ -695,7 +695,7 @@ def _without_warm_up(
             f"{_counted(n_warm_up, 'step')} among the first {WARM_UP_STEPS} of a job {verb} left "
             f"out as warm-up, because they take more than {SLOW_TIMES:g} times its usual step"
         )
-        findings.append(Finding("launch", layers=(), text=text))
+        findings.append(Finding("launch", text=text))
     n_slow = int((is_slow & ~is_early).sum())
     if n_slow:
         verb = "takes" if n_slow == 1 else "take"
@@ -703,7 +703,7 @@ def _without_warm_up(
             f"{_counted(n_slow, 'later step')} {verb} more than {SLOW_TIMES:g} times the usual "
             "step of the job. The mean step of a job includes such steps"
         )
-        findings.append(Finding("launch", layers=(), text=text))
+        findings.append(Finding("launch", text=text))
     return steps[~is_warm_up]
 
 
@@ -739,14 +739,12 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     """
     if "samples" not in steps:
         findings.append(
-            Finding(
-                "samples", layers=(), text="samples per GPU: not known, taken as equal"
-            )
+            Finding("samples", text="samples per GPU: not known, taken as equal")
         )
         return steps
     # The samples of one GPU in each step, and in words how the column was understood.
     samples, understood = _samples_per_gpu(steps)
-    findings.append(Finding("samples", layers=(), text=understood))
+    findings.append(Finding("samples", text=understood))
     # The most frequent number of samples on each number of GPUs and nodes. `_samples_per_gpu`
     # raises UserError unless it is the same on all of them, so the first one stands for all.
     usual_samples = _usual_samples(steps, samples)
@@ -755,7 +753,7 @@ def _of_equal_samples(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     if n_unusual:
         verb = "is" if n_unusual == 1 else "are"
         text = f"{_counted(n_unusual, 'step')} with another number of samples {verb} left out"
-        findings.append(Finding("samples", layers=(), text=text))
+        findings.append(Finding("samples", text=text))
     return steps[is_usual]
 
 
@@ -838,9 +836,7 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
             )
         # Rounded steps on different numbers of GPUs are often equal, which is no reason to warn.
         if job.gpus == first.gpus:
-            findings.append(
-                Finding("warning", layers=(), text=f"{problem}: one may be a copy")
-            )
+            findings.append(Finding("warning", text=f"{problem}: one may be a copy"))
 
 
 def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
@@ -1088,7 +1084,7 @@ def _repeat(doubt: _Doubt) -> Finding:
         f"{_gpus(faster.gpus)} ({units.format_seconds(faster.step_s)}) by more than jobs "
         f"scatter: repeat the measurement on {_gpus(slow.gpus)}"
     )
-    return Finding("warning", layers=(), text=text)
+    return Finding("warning", text=text)
 
 
 def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]:
@@ -1116,7 +1112,7 @@ def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]
         f"GPUs on several nodes, and is for {_gpus(per_node)} on each node. Other numbers of GPUs "
         f"on a node: {listed}"
     )
-    return [Finding("placement", layers=(), text=text)]
+    return [Finding("placement", text=text)]
 
 
 def _on_software(steps: DataFrame, collectives: DataFrame | None) -> list[Finding]:
@@ -1160,7 +1156,7 @@ def _on_software_column(
         )
     if not of_steps or not of_tables:
         text = f"whether tables and training have the same {name}: not known"
-        return [Finding(column, layers=(), text=text)]
+        return [Finding(column, text=text)]
     if distinct_in_steps != distinct_in_tables:
         raise UserError(
             f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
@@ -1445,7 +1441,7 @@ def _on_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
         f"messages alone: not known, because the tables are of {listed}, and gradients are "
         "exchanged by all-reduces: give a table of all_reduce"
     )
-    return [Finding("messages", layers=(), text=text)]
+    return [Finding("messages", text=text)]
 
 
 def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Finding]:
@@ -1482,7 +1478,7 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
     text = f"{facts}: {advice}"
     if workload is not None:
         text = f"{facts}. Its times are continued along its two largest sizes: {advice}"
-    return [Finding("messages", layers=(), text=text)]
+    return [Finding("messages", text=text)]
 
 
 def _with_messages(
@@ -1578,7 +1574,7 @@ def _on_messages_that_do_not_fit(
         "the times of messages are too long, and the verdict may be too bad: measure the tables on "
         "its nodes, with its NCCL and settings"
     )
-    return [Finding("warning", layers=(), text=text)]
+    return [Finding("warning", text=text)]
 
 
 def _kernels_s(
@@ -1614,7 +1610,7 @@ def _kernels_s(
     # Here the user said in how many steps they ran, and may be right.
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
-        findings.append(Finding("warning", layers=(), text=text))
+        findings.append(Finding("warning", text=text))
     findings += _on_kernels_and_tables(kernels_s, anchor)
     return kernels_s
 
@@ -1638,7 +1634,7 @@ def _on_kernels_and_tables(kernels_s: float, anchor: Count) -> list[Finding]:
         f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
         f"a step. By the tables, messages add {units.format_seconds(added_s)} on a bad day"
     )
-    return [Finding("messages", layers=(), text=text)]
+    return [Finding("messages", text=text)]
 
 
 # -- what it means -------------------------------------------------------------------
@@ -2056,11 +2052,11 @@ def _advice(
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
             "numbers of nodes"
         )
-        findings.append(Finding("measure", layers=(), text=text))
-        findings.append(Finding("evidence", layers=(), text=EVIDENCE_BETWEEN))
+        findings.append(Finding("measure", text=text))
+        findings.append(Finding("evidence", text=EVIDENCE_BETWEEN))
     elif not asked.measured:
         findings.append(_next_measurement(measured, asked))
-        findings.append(Finding("evidence", layers=(), text=EVIDENCE))
+        findings.append(Finding("evidence", text=EVIDENCE))
     return findings
 
 
@@ -2085,13 +2081,14 @@ def _on_accumulation(smallest: Count, asked: Count) -> list[Finding]:
         f"scaling factor {accumulated_factor:.2f} on {_nodes(asked.nodes)} instead of "
         f"{asked.scaling_factor:.2f}"
     )
-    return [Finding("helps", layers=(), text=text)]
+    return [Finding("helps", text=text)]
 
 
 def _on_messages(explained: Explained) -> Finding:
     """Return whether a faster network or other buckets would help.
 
-    ``explained`` must have ``messages_at_most_s``, and a loss above 0.
+    ``explained`` must have ``messages_at_most_s``, and a step that loses time against the step
+    on the smallest measured count.
     """
     assert explained.messages_at_most_s is not None
     at_most_s = explained.messages_at_most_s
@@ -2110,9 +2107,10 @@ def _on_messages(explained: Explained) -> Finding:
             "that wait for their input or for one another: ddlkit explain finds them in the "
             "traces of all ranks"
         )
-        return Finding("does not help", layers=(), text=text)
+        return Finding("does not help", text=text)
     text = f"may help: a faster network or other buckets, because {facts}"
-    return Finding("helps", layers=(), text=text)
+    # This kind of finding stands for what helps and for what may help.
+    return Finding("helps", text=text)
 
 
 def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
@@ -2153,7 +2151,7 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         f"measure next: one job on {_nodes(asked.nodes)}, as no number of nodes between "
         "would help"
     )
-    itself = Finding("measure", layers=(), text=text)
+    itself = Finding("measure", text=text)
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
     # No number of nodes to measure lies between the two.
     if halfway is None:
@@ -2169,7 +2167,7 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
         f"measure next: one job on {_nodes(halfway)}: the interval on {_nodes(asked.nodes)} would narrow "
         f"from \u00b1{percent_now}% to about \u00b1{percent_then}%"
     )
-    return Finding("measure", layers=(), text=text)
+    return Finding("measure", text=text)
 
 
 def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
@@ -2197,7 +2195,7 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
         )
     else:
         text += f", whose steps differ by {range_s / anchor.step_s:.0%}"
-    return Finding("measure", layers=(), text=text)
+    return Finding("measure", text=text)
 
 
 def _width_after_halfway_s(
@@ -2266,7 +2264,7 @@ def _on_fixed_batch(
         "of all GPUs, for which the prediction does not hold: check that each GPU has the same number "
         "of samples in all jobs, and give it in a column samples"
     )
-    return [Finding("warning", layers=(), text=text)]
+    return [Finding("warning", text=text)]
 
 
 def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
@@ -2284,7 +2282,7 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
         "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "
         "fewest GPUs. Steps differ by some percent from job to job, so this is no gain"
     )
-    return [Finding("factor", layers=(), text=text)]
+    return [Finding("factor", text=text)]
 
 
 def _on_factors_of_fewer_nodes(
@@ -2309,4 +2307,4 @@ def _on_factors_of_fewer_nodes(
         f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "
         "trainings, 24% of the steps were shorter than on fewer nodes"
     )
-    return [Finding("factor", layers=(), text=text)]
+    return [Finding("factor", text=text)]

@@ -703,7 +703,8 @@ def _common_factors(common_error: float | Floats, draws: int) -> Floats:
     measured over predicted time. An array of shape (draws, 1) has the error in each draw.
     A number is the standard deviation of normal errors.
     """
-    # Costs without draws have no message to multiply.
+    # The quantiles of `_normal_scores` are at fractions of the number of draws, which must
+    # not be 0.
     if not draws:
         return np.ones((0, 1))
     log_errors = common_error

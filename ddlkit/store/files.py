@@ -813,6 +813,7 @@ def _count_values(node: Any, counts: dict[int, float]) -> float:
         The number of values, in which an alias counts as all that it stands for, and each
         list, mapping and pair as one more. It is infinite if the node contains itself.
     """
+    children: Any
     if isinstance(node, tuple):
         # The nodes of a key and its value.
         children = node

@@ -265,8 +265,8 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left to do or time is up."""
         if not self.isolate:
-            # Outcomes are saved only if points are isolated, so none is put right after an
-            # interrupt.
+            # Outcomes are saved only if points are isolated. Here an interrupt needs no
+            # correction of them, as it does below.
             self.measure_all(self.worker_here)
             return
         child = _IsolatedWorker(self)
