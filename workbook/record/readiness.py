@@ -39,18 +39,21 @@ class LoopSettings:
 
 @job(LoopSettings, "timeline")
 def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
-    """Run the loop on this rank, and yield a table with a span for each gradient of all ranks.
+    """Run a training loop on this rank, and yield a span for each gradient of all ranks.
 
-    The table is ``timeline``. A span ends when the gradient is ready. Every rank yields the same
-    table.
+    The spans are rows of table ``timeline``. A span ends when the gradient is ready. Every rank
+    yields the same table.
     """
-    # Defines the loop, and the functions that it calls, in a namespace of their own.
+    # A rank is a process of its own, which cannot import a function of the caller, such as one of a
+    # notebook. The function comes as source text, and is defined in a namespace of its own.
     namespace: dict[str, Any] = {}
     exec(settings.source, namespace)
     loop: Loop = namespace[settings.name]
-    # Each rank gets the names and times of all ranks, which take the places of None.
+    # The name of each gradient of this rank, and the time at which it was ready.
+    ready = [*loop(me.rank)]
+    # Each rank gets those of all ranks, which take the places of None.
     ready_by_rank: list[Any] = [None] * me.world_size
-    dist.all_gather_object(ready_by_rank, [*loop(me.rank)])
+    dist.all_gather_object(ready_by_rank, ready)
     yield {"timeline": pd.DataFrame(_spans(ready_by_rank))}
 
 

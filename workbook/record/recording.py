@@ -166,7 +166,7 @@ def _default_out(suite: Suite, device: str) -> Path:
     """Return the directory of a suite's tables if the user names none.
 
     The directory of a machine is named after its GPU, or after its processor with the ending
-    "-suite".
+    "-suite". The name of a processor without the ending is that of recordings in a lab.
     """
     # Campaigns that name no directory go to data/recorded.
     if suite.is_campaign and not suite.out:
@@ -179,5 +179,6 @@ def _default_out(suite: Suite, device: str) -> Path:
         return places.recorded_dir(name)
     # The tables of all other suites lie in the folder build, which is no part of the repository.
     directory = places.BUILD / (suite.out or "measured")
-    # Only suites whose points have processes of their own have a directory for each machine.
+    # Suites whose points have processes of their own have a directory for each machine. The others
+    # have one for all machines: `reproduce.sh` reads the tables of quick and full by its name.
     return directory / name if suite.isolate else directory

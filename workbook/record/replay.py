@@ -129,6 +129,7 @@ def plan_case(
         straggler=straggler,
         selection_sha256=selection_sha256,
     )
+    # The workload is not dilated yet. `Script.from_case` does it by the factor of the case.
     return PlannedCase(case, workload, plan)
 
 
@@ -258,11 +259,11 @@ class Script:
     def expected_s(self) -> float:
         """Return a generous estimate of the iteration in seconds, for a limit of time.
 
-        The estimate counts compute and messages one after the other, and the bytes of messages
-        twice.
+        The estimate counts compute and messages one after the other. Bytes of messages count twice
+        if the rate of the link is known.
         """
         case = self.case
-        # Where the rate of the link is unknown, 100 MB/s are assumed.
+        # If the rate is unknown, 100 MB/s are assumed and bytes count once. This is a choice.
         s_per_byte = 1e-8
         if case.link_bits_per_s:
             # Each byte has 8 bits and counts twice.
@@ -461,6 +462,7 @@ class _Messages:
     def __init__(self, me: Rank, script: Script) -> None:
         self._script = script
         self._ranks = me.world_size
+        # All collectives of the iteration, for which `wait` waits.
         self._works: list[dist.Work] = []
         # Each rank sends its number, counted from 1, so that sums and gathered parts can be
         # checked.
@@ -470,6 +472,7 @@ class _Messages:
         self._dense: list[torch.Tensor] = []
         # By group, what is received and what is sent, of the values and of the indices.
         self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
+        # A sparse case sends k elements of each group. For a dense case, ``kept`` is empty.
         if script.kept:
             for k in script.kept:
                 values = torch.full((k,), own_value)
@@ -494,6 +497,7 @@ class _Messages:
 
         Return the clock's seconds when all were posted.
         """
+        # Of sparse groups, values and indices are sent. For dense groups, ``kept`` is empty.
         if self._script.kept:
             works = [
                 peers.gather_single(received, sent, async_op=True)
@@ -501,7 +505,7 @@ class _Messages:
             ]
         else:
             works = [dist.all_reduce(self._dense[group], async_op=True)]
-        # The noting thread takes it from the queue.
+        # The noting thread waits for the last collective, with which the group is complete.
         self._posted.put(works[-1])
         self._works += works
         return time.perf_counter()
@@ -606,8 +610,8 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
         How cores were used from the first message to the last.
     """
     n_groups = len(script.ready_s)
-    # By group, the clock's seconds when the rank woke up with the gradients, had selected, and
-    # had posted.
+    # By group, the clock's seconds when the rank had slept through the backward pass of the
+    # gradients, had selected, and had posted.
     awake_s = np.empty(n_groups)
     selected_s = np.empty(n_groups)
     posted_s = np.empty(n_groups)
@@ -653,9 +657,9 @@ def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
         The script of the case.
     ranks_s : ndarray, shape (ranks, 4 G + 3)
         The times of each rank in seconds. First come G times each, one for each group: when the
-        rank woke up with the gradients, when it had selected, when it had posted the group, and
-        when the collectives were complete. The last three are the ends of the forward pass, of
-        waiting and of the update.
+        rank woke up, having slept in place of the backward pass of the group, when it had selected,
+        when it had posted the group, and when the group's collectives were complete. The last three
+        are the ends of the forward pass, of waiting for all collectives, and of the update.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}
