@@ -25,7 +25,7 @@ from ddlkit.measure.session import all_or_partial
 from workbook.record.needs import SELECTIONS
 
 SMALL = 2**16  # with fewer elements, torch.topk is as fast
-GROUP = 64  # elements whose maximum is taken at once: 256 bytes
+GROUP = 64  # the most elements of a group, 256 bytes: a choice, not measured
 
 
 def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor:
@@ -60,7 +60,7 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         return _topk(magnitudes, k, refuse_nan)
     # torch.topk sees the maxima of d / size groups, and later the k x size elements of the k best
     # groups. Both numbers are equal for a size of sqrt(d / k), which is rounded to a power of two.
-    # The exponent is half of log2(d / k).
+    # The exponent is half of log2(d / k). `GROUP` is a limit by choice.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
     # The elements that do not fill a last group are left over. All of them stay in the search.
@@ -122,10 +122,10 @@ AT_ONCE = 2**22  # elements of the tensors that take turns
 def measure_selection(
     device: str, elements: int, densities: Sequence[float], budget: Budget
 ) -> pd.DataFrame:
-    """Return table ``selection``: the seconds of selecting the largest of normal numbers in fp32.
+    """Return table ``selection``: the seconds of selecting the largest elements of a tensor.
 
-    Caches are flushed before each sample. If tensors are small, a sample is the mean over several
-    of them.
+    The elements are drawn from a normal distribution, in fp32. Caches are flushed before each
+    sample. If tensors are small, a sample is the mean over several tensors.
 
     Parameters
     ----------
@@ -231,6 +231,7 @@ def cases(
         The expected seconds of the measurement.
     """
     if brief:
+        # Below `SMALL` elements, `tournament` is torch.topk itself. The second size is above it.
         sizes: Sequence[int] = (1_000, 8 * SMALL)
         densities: Sequence[float] = (1e-3, 0.1)
         budget = Budget(warmup=1, min_repeats=2, max_repeats=15, max_s=0.1)

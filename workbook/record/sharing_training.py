@@ -189,6 +189,7 @@ class Run:
         blocks = [footprint.blocks for footprint in self.footprints]
         expected_chunks = np.multiply(self.chunks, blocks)
         if sent_chunks != expected_chunks.tolist():
+            # The text names the footprint of the last message, whichever message is incomplete.
             raise Incomplete(
                 f"stand-in as {self.footprints[-1]}: sent {sum(sent_chunks)} of "
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
@@ -280,10 +281,12 @@ class SendingTraining:
         """
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
+            # The blocks and threads of the stand-in, the chunks that each block sends, and the memory
+            # into which the kernel writes its times.
             self.stand_in.send(
-                self._run.footprints[self._next],
-                self._run.chunks[self._next],
-                self._run.records[self._next],
+                footprint=self._run.footprints[self._next],
+                chunks=self._run.chunks[self._next],
+                record=self._run.records[self._next],
             )
             self._next += 1
 
@@ -342,8 +345,8 @@ def measure_sending(
     -------
     DataFrame
         A row for each iteration: its ``quantity`` ("compute" or "iteration"), the columns that
-        say how messages were sent (``ranks``, ``policy`` and those of `_NONE`), ``sample``, the
-        number of its round, and ``seconds``.
+        say how messages were sent (``ranks``, ``policy`` and those of `_NO_MESSAGES`), ``sample``,
+        the number of its round, and ``seconds``.
 
     Raises
     ------
@@ -425,7 +428,12 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
 
 def _none_sent(setting: Setting, seconds: Floats) -> pd.DataFrame:
     """Return the rows of iterations whose messages have no bytes, one for each of ``seconds``."""
-    columns = {"quantity": "compute", "ranks": setting.ranks, "policy": "none", **_NONE}
+    columns = {
+        "quantity": "compute",
+        "ranks": setting.ranks,
+        "policy": "none",
+        **_NO_MESSAGES,
+    }
     return clock.sample_rows(columns, seconds)
 
 
@@ -447,12 +455,13 @@ def _sent_rows(
     seconds : ndarray, shape (rounds,)
         Their times by the device's own clock.
     """
-    # The columns that say what a message of the stand-in takes. The last message may take more.
+    # The blocks, threads and rate of a message, among other columns of table ``contention``. The
+    # last message may have others, which the policy names.
     taken = sending.stand_in.columns(setting.footprint)
     columns = {
-        **_NONE,
-        # Table ``sharing`` has only some of the columns of table ``contention``.
-        **{name: value for name, value in taken.items() if name in _NONE},
+        # All columns of table ``sharing`` about messages, with zeros that are replaced below.
+        **_NO_MESSAGES,
+        **{name: value for name, value in taken.items() if name in _NO_MESSAGES},
         "quantity": "iteration",
         "ranks": setting.ranks,
         "policy": setting.policy,
@@ -471,9 +480,9 @@ def _sent_rows(
     return pd.DataFrame(sent)
 
 
-_NONE: dict[str, Any] = {
+_NO_MESSAGES: dict[str, Any] = {
     **dict.fromkeys(("blocks", "threads", "taken_threads", "buckets", "bytes"), 0),
     **dict.fromkeys(("bytes_per_s_asked", "bytes_per_s", "communication_s"), 0.0),
     **dict.fromkeys(("exposed_communication_s", "overlap_share"), 0.0),
 }
-"""The columns of table ``sharing`` for iterations without messages."""
+"""The columns of table ``sharing`` about messages, with their values without messages."""

@@ -117,7 +117,7 @@ class Traffic:
         overlap_begin_s = max(self.opened_s, *self.begins_s)
         overlap_end_s = min(self.closed_s, *self.ends_s)
         # The overlap is negative if a block ended before the
-        # computation began, or before another block did.
+        # computation began, or before another block began.
         overlap_s = overlap_end_s - overlap_begin_s
         return max(0.0, overlap_s / (self.closed_s - self.opened_s))
 
@@ -205,9 +205,11 @@ class GpuStandIn:
         chunks : int
             The number of chunks after which each block ends.
         record : Tensor, shape (6 + 3 blocks,)
-            Where the kernel writes down its times and chunks, as `record` makes it. A gate can set
-            a flag in the record, which ends the kernel, too.
+            Where the kernel writes down its times and chunks, as `record` makes it. Another kernel,
+            such as the gate of `beside`, can end this one by a flag in the record.
         """
+        # NCCL adds a warp to the threads that it is asked for, and so does the kernel.
+        threads = nccl_threads(footprint.threads)
         chunk_bytes = self.chunk_bytes(footprint.threads)
         chunks_in_buffer = self.c.nbytes // chunk_bytes
         # A time of 0 for each chunk means no limit of the rate.
@@ -235,7 +237,7 @@ class GpuStandIn:
             record.record_stream(self._stream)
             self._send.launch(
                 footprint.blocks,
-                nccl_threads(footprint.threads),
+                threads,
                 arguments,
                 self._cluster(footprint.blocks),
             )
@@ -262,8 +264,9 @@ class GpuStandIn:
             blocks = footprint.blocks
             chunk_bytes = self.chunk_bytes(footprint.threads)
             record = self.record(blocks)
-            # So many chunks are never sent. The gate ends the kernel before.
-            self.send(footprint, 2**63 - 1, record)
+            # The kernel sends without end, until the second gate ends it.
+            endless = 2**63 - 1
+            self.send(footprint, endless, record)
         else:
             # The gates only note the times of the computation.
             # Nothing is sent, and no block is waited for.
@@ -274,7 +277,8 @@ class GpuStandIn:
         # A gate is a kernel of one thread. Its arguments are the record, the position in the record
         # for the time, the number of blocks that it waits for, the nanoseconds for which it waits
         # at least and at most, and whether it ends the blocks (1) or not (0). The first gate waits
-        # until all blocks run. The second one ends them.
+        # until all blocks run, and at least so long that the host can hand over the computation.
+        # The second one ends the blocks.
         self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
         marks.mark()
         compute()
@@ -298,7 +302,8 @@ class GpuStandIn:
 def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     """Return what a record holds once the computation is over.
 
-    Times are in seconds since the computation began.
+    Times are in seconds since the computation began. Two gates, kernels of one thread right before
+    and after the computation, have written down the time and how many chunks were sent by then.
 
     Parameters
     ----------
@@ -307,8 +312,8 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     chunk_bytes : int
         The bytes of a chunk. They do not matter without blocks.
     """
-    # The times of the gates before and after the computation,
-    # each followed by the chunks sent until then.
+    # The record begins with a flag that ends the kernel and with the number of blocks that have
+    # begun. Then come the time and the chunks of each gate.
     words = record.tolist()
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
     # Three rows with a number for each block: begins and ends
@@ -373,7 +378,7 @@ class _Launch(ctypes.Structure):
 def _cluster_attributes(cluster: int) -> ctypes.Array[_Attribute]:
     """Return the attributes of a launch in clusters of that many blocks.
 
-    The blocks of a cluster are spread over its processors.
+    The blocks of a cluster are spread over several multiprocessors (SMs) of the GPU.
     """
     shape, scheduling = _Attribute(), _Attribute()
     shape.id = _CLUSTER
@@ -429,10 +434,11 @@ class CudaFunction:
             has ended. Whole numbers go as 64 bits without sign, and others as doubles.
         cluster : int, optional
             How many blocks form a cluster, or 1 for no clusters. The blocks of a cluster are spread
-            over its processors.
+            over several multiprocessors (SMs) of the GPU.
         """
+        # The shape of a cluster and how its blocks are spread. GPUs before Hopper refuse both
+        # attributes, so that neither is passed without clusters.
         attributes = _cluster_attributes(cluster)
-        # Without clusters no attribute is passed. GPUs before Hopper would refuse both.
         n_attributes = len(attributes) if cluster > 1 else 0
         # In the order of the fields of CUlaunchConfig.
         configuration = _Launch(
