@@ -138,7 +138,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Right:
-    """The rank and the phase that are right to name; any phase is if that is "any"."""
+    """The rank and the phase that a diagnosis of the traces should name as delayed.
+
+    Any phase is right if the phase is "any".
+    """
 
     rank: int
     phase: str
@@ -173,7 +176,7 @@ class Scenario:
     bucket_cap_mb : float
         The size of DDP's buckets in MiB.
     right : Right or None
-        The rank and the phase that are right to name; None if it is right to name none.
+        The rank and the phase that a diagnosis should name; None if it should name none.
     remedy : Remedy or None
         What a second recording changes; None if there is no second recording.
     """
@@ -233,10 +236,12 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
             layer=delay.get("layer"),
         )
         injections.append(injection)
-    # Without this field it is right to name no rank.
-    right = None
+    # The rank and the phase that a diagnosis should name. Without this field it should name none.
+    right_answer = None
     if "right" in fields:
-        right = Right(rank=fields["right"]["rank"], phase=fields["right"]["phase"])
+        right_answer = Right(
+            rank=fields["right"]["rank"], phase=fields["right"]["phase"]
+        )
     # What the remedy does not name is None and stays as it is.
     remedy = None
     if "remedy" in fields:
@@ -252,7 +257,7 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
         jitter_s=fields.get("jitter_s", 0.0),
         link=_link(fields),
         bucket_cap_mb=fields.get("bucket_cap_mb", FOUR_BUCKETS_MB),
-        right=right,
+        right=right_answer,
         remedy=remedy,
     )
 
@@ -316,6 +321,8 @@ def straggling_job(me: Rank, settings: StragglingSettings) -> Iterator[Tables]:
     shape = MODELS[scenario.model]
     delays = Delays(scenario, me.rank)
     layers = [Layer(shape, number, delays) for number in range(shape.layers)]
+    # As in a user's own training, gloo has two threads. In the default group of this library's
+    # ranks it has one.
     ddp = DistributedDataParallel(
         nn.Sequential(*layers),
         bucket_cap_mb=scenario.bucket_cap_mb,
@@ -430,8 +437,8 @@ class Layer(nn.Module):
         self.number = number
         self.delays = delays
         self.usual_s = {"forward": shape.forward_s, "backward": shape.backward_s}
-        # The work of a layer that sleeps is little more than its parameters, whose gradients are
-        # exchanged. A layer with a width computes.
+        # A layer that sleeps hardly computes. It adds the sum of its parameters to its input, so
+        # that each of them has a gradient to exchange. A layer with a width computes.
         self.work: nn.Module = AddedSum(shape.elements)
         if shape.width:
             self.work = nn.Sequential(nn.Linear(shape.width, shape.width), nn.ReLU())
@@ -605,6 +612,9 @@ def _injected_s(scenario: Scenario) -> dict[tuple[Any, str], float]:
 
 def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     """Return which delays were injected, and how long iterations took with and without them.
+
+    Every row also has the ``right_rank`` and the ``right_phase`` that a diagnosis of the traces
+    should name. Both are empty if it should name none.
 
     Parameters
     ----------
