@@ -38,13 +38,19 @@ def numbers(tables: Tables) -> pd.DataFrame:
     DataFrame
         A row for each ``control``, such as "gloo threads", with the ``level`` at which it
         acts, the ``outcome``, which says whether the machine offers it, the ``reason`` why
-        not, and the values that were ``read_back``. Without a recording there is a single row
-        that says so, and no column ``read_back``.
+        not ("none" if it does), and the values that were ``read_back``. Without a recording
+        there is a single row that says so, and no column ``read_back``.
     """
     # The table "controls" says which controls a machine offers, and the table "control" has
     # what was read back once each was set. The figure needs both.
     if not {"control", "controls"} <= tables.keys():
-        return pd.DataFrame([["", "nothing", "not recorded", "none"]], columns=COLUMNS)
+        row = {
+            "level": "",
+            "control": "nothing",
+            "outcome": "not recorded",
+            "reason": "none",
+        }
+        return pd.DataFrame([row], columns=COLUMNS)
     table = tables["controls"][COLUMNS]
     # The keys of READ_BACK are words of the controls' names: "gloo threads" has "threads". Of
     # a control without such a word, nothing was read back.
@@ -63,13 +69,14 @@ def measured(tables: Tables) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        By the keys of READ_BACK, the different values, separated by semicolons.
+        By the keys of READ_BACK, the different values except "0", separated by semicolons.
     """
     applied = tables["control"].query("outcome == 'applied'")
     values_by_control = {}
     for control, columns in READ_BACK.items():
         # A policy and its nice value together are one value, such as "SCHED_OTHER 10".
         values = set(applied[columns].astype(str).agg(" ".join, axis=1))
+        # A number of 0 threads stands for none that was read back. This leaves out core 0, too.
         values_by_control[control] = "; ".join(sorted(values - {"0"}))
     return values_by_control
 

@@ -39,10 +39,12 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
         rows = rows[rows["bytes"] == LARGE_BYTES]
         # Without the default there is nothing to compare with.
         if default_of(rows):
-            # All rows are of one link and size, so that no columns tell cases apart.
+            # The seconds of a message over those under the default in the same round. All rows
+            # are of one link and size, so that no columns tell cases apart.
             by_round = over_default(rows, value="seconds", keys=[])
-            ratios = summed(by_round, keys=["configuration"], value="ratio")
-            maps.append(shown.cells(link, ratios, "ratio"))
+            # The median ratio over the rounds, with its 95% interval.
+            median_ratios = summed(by_round, keys=["configuration"], value="ratio")
+            maps.append(shown.cells(link, median_ratios, "ratio"))
     return maps
 
 

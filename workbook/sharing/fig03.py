@@ -35,16 +35,19 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
     """Return `shown.cells` of each link, with a kernel in each row."""
     maps = []
     for link, rows in by_link(tables, "kernels"):
-        ratios = summed(_with_ratio(rows), ["kernel", "configuration"], "ratio")
-        maps.append(shown.cells(link, ratios.sort_values("kernel"), "ratio", "kernel"))
+        # The median ratio over the rounds, with its 95% interval.
+        keys = ["kernel", "configuration"]
+        median_ratios = summed(_with_ratio(rows), keys, "ratio").sort_values("kernel")
+        maps.append(shown.cells(link, median_ratios, "ratio", "kernel"))
     return maps
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds, with a panel for each of the paper's kernels.
+    """Return what the figure's CSV holds: a panel for each of the paper's kernels and each link.
 
-    The panel of a kernel has a row for each number of blocks, and a column for each number
-    of threads. The panel of a link has a row for each kernel, as it is drawn.
+    The panel of one of the paper's kernels has a row for each number of blocks, and a column
+    for each number of threads. The panel of a link on which kernels were measured is that of
+    `measured`, with a row for each kernel.
 
     Parameters
     ----------
@@ -122,7 +125,7 @@ def _slower_kernels() -> Result:
         f"Fig 3, by 1x64 up to {slowdowns(1, 64).max():.2f}; "
         f"processor cores beside a real all-reduce: {', '.join(ranges)}"
     )
-    return own(slowdowns(2, 256), note)
+    return own(slowdowns(blocks=2, threads=256), note)
 
 
 def _recorded_slowdowns() -> dict[str, pd.Series]:
@@ -163,8 +166,10 @@ def _kernel_extreme(position: int) -> Result:
     ``position`` is that of the kernel in ascending order of slowdown: 0 for the least
     slowdown, and -1 for the largest.
     """
-    ascending = slowdowns(2, 256).sort_values()
+    # The default configuration has 2 blocks of 256 threads.
+    ascending = slowdowns(blocks=2, threads=256).sort_values()
     note = f"from the cells of Fig 3: {ascending.index[position]}"
+    # ROUNDING has the least and the largest error, so that the sum has the ends of an interval.
     return own([ascending.iloc[position] + ROUNDING], note)
 
 
@@ -182,7 +187,7 @@ def _kernel_bound(*kernels: str) -> Result:
 
     The paper states a bound on these slowdowns. ``kernels`` are their names in figure 3.
     """
-    ratios = slowdowns(1, 64)[list(kernels)]
+    ratios = slowdowns(blocks=1, threads=64)[list(kernels)]
     largest = ratios.max()
     # All ratios between these two are printed as the largest one is.
     ends = largest + ROUNDING
