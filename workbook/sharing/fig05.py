@@ -58,7 +58,7 @@ def measured(tables: Tables) -> list[Group]:
     """Return the timelines of each link on which all ROLES were recorded.
 
     The best configuration is the one with the largest gain in the odd rounds, as in figures
-    6 and 7. Emulated links are left out.
+    6 and 7, which then show its even rounds. Emulated links are left out by choice.
 
     Parameters
     ----------
@@ -71,7 +71,8 @@ def measured(tables: Tables) -> list[Group]:
     # Iterations choose the configurations, and spans have their timelines.
     for link, rows in by_link(tables, "iterations"):
         odd_rounds = rows[rows["repeat"] % 2 == 1]
-        # The paper gives all messages the same resources. Others are left out.
+        # As in the paper, all messages of an iteration have the same resources. Configurations
+        # with other resources for the last message are left out.
         gains = one_group(resnet_gains(odd_rounds))
         if link.startswith("emulated") or gains.empty:
             continue
@@ -172,7 +173,7 @@ def numbers(tables: Tables) -> pd.DataFrame:
 
 
 def draw(tables: Tables) -> Figure:
-    """Draw the simulated timelines of the paper's GPUs, and those of the last link.
+    """Draw the simulated timelines of the paper's GPUs, and those of the last link by name.
 
     Points mark when computation and communication begin and end by the paper's text.
 
@@ -182,7 +183,8 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     simulation, *measurements = timelines(tables)
-    # There may be no measurement.
+    # There may be no measurement. Of several links, the figure shows a single one by choice. They
+    # are in the order of their names, so that "lab:4gbit" is shown rather than "lab:1gbit".
     groups = [simulation, *measurements[-1:]]
     n_roles = len(ROLES)
     figure, axes = plots.canvas(rows=n_roles * len(groups), height=3.2 * len(groups))

@@ -109,7 +109,8 @@ def numbers(tables: Tables) -> pd.DataFrame:
         as "saved model [ms]". The last rows are of batches that only the text has.
     """
     table = pd.concat(bars(tables), names=["where", "case"]).reset_index()
-    saved = saved_ms()
+    # What the best configuration saves of an iteration, in ms. The index is the batch.
+    saved_by_batch = saved_ms()
     # The names of cases are as in `model.with_best`, such as "16, 1x256".
     batch_of_best = {
         f"{batch}, {model.best(NETWORK, batch)}": batch for batch in BATCHES
@@ -117,11 +118,13 @@ def numbers(tables: Tables) -> pd.DataFrame:
     is_simulated = table["where"] == SIMULATED
     # The batch is NaN for all bars but the simulated ones of the best configuration.
     batches = table["case"].map(batch_of_best).where(is_simulated)
-    columns = saved.add_prefix("saved ").add_suffix(" [ms]")
-    # A row for each bar in the order of ``table``, which is NaN where the batch is.
-    saved_of_bars = columns.reindex(batches).reset_index(drop=True)
+    renamed = saved_by_batch.add_prefix("saved ").add_suffix(" [ms]")
+    # A row for each bar in the order of ``table``: that of the bar's batch, or NaN where the batch
+    # is NaN.
+    saved_of_bars = renamed.reindex(batches).reset_index(drop=True)
     with_saved = pd.concat([table, saved_of_bars], axis=1)
-    only_text = saved[~saved.index.isin(BATCHES)]["printed"]
+    is_only_text = ~saved_by_batch.index.isin(BATCHES)
+    only_text = saved_by_batch[is_only_text]["printed"]
     text_rows = pd.DataFrame(
         {
             "where": "paper",
@@ -146,8 +149,8 @@ def draw(tables: Tables) -> Figure:
     saved = saved_ms()
     # ``ax`` are empty axes below the panels of bars.
     figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration")
-    # Colours and markers are chosen by name. The line of figure 8 has those of "paper", so that
-    # the text needs others.
+    # A name selects a colour and a marker. The line of figure 8 gets those of "paper" by its name
+    # "paper:Fig 8". The numbers of the text borrow those of "line_medians", to look different.
     plots.points(
         ax, saved.index, saved["printed"], "line_medians", label="paper's text"
     )
@@ -182,13 +185,16 @@ def _gain_falls() -> Result:
 
 @check("sharing-fig06-batch16")
 def _saved_time() -> Result:
-    """Return what the best saves by figure 8 at batch 16, in milliseconds.
+    """Return what the best configuration saves at batch 16, in milliseconds, in two readings.
 
-    The printed time is from a profile, in which an iteration may take longer or shorter than
-    in figure 8. By how much is taken from AlexNet, whose profile is printed, too.
+    One reading has the iterations of figure 8. The printed time is from a profile, in which an
+    iteration may take longer or shorter than in figure 8. The other reading therefore stretches
+    the iterations of figure 8 by a factor. It is that of AlexNet, the only network of which the
+    text prints a whole iteration of a profile.
     """
     factors = [*_profile_over_figure8("default"), *_profile_over_figure8("best")]
-    factor = np.array([min(factors), max(factors)])
+    least_factor = min(factors)
+    largest_factor = max(factors)
     # Each array has the shortest and then the longest iteration that figure 8 allows. The
     # least that is saved is the shortest default less the longest best, so that the order of
     # the best is reversed.
@@ -197,11 +203,16 @@ def _saved_time() -> Result:
     saved_ms_by_fig08 = default_ms - best_ms[::-1]
     # The profiles of the default and of the best may each be off by a factor of its own, so that
     # the extremes are reached with one factor least and the other largest.
-    saved_ms_by_profile = default_ms * factor - (best_ms * factor)[::-1]
+    shortest_default_ms, longest_default_ms = default_ms
+    shortest_best_ms, longest_best_ms = best_ms
+    saved_ms_by_profile = [
+        shortest_default_ms * least_factor - longest_best_ms * largest_factor,
+        longest_default_ms * largest_factor - shortest_best_ms * least_factor,
+    ]
     saved = " to ".join(f"{ms:.2f}" for ms in saved_ms_by_fig08)
     note = (
-        f"from Fig 8 ({saved} ms), iterations {factor[0]:.3f} to {factor[1]:.3f} of it, "
-        "as AlexNet's at batch 64"
+        f"from Fig 8 ({saved} ms), iterations {least_factor:.3f} to "
+        f"{largest_factor:.3f} of it, as AlexNet's at batch 64"
     )
     readings = {
         "iterations of Fig 8": own([saved_ms_by_fig08], ""),

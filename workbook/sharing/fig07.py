@@ -100,12 +100,12 @@ def printed() -> pd.DataFrame:
         ``paper`` and by the ``model`` in milliseconds.
     """
     rows = []
-    for key, paper_ms in _stated_ms().items():
+    for key, number in _stated_numbers().items():
         words = re.fullmatch(
             r"fig07-(?P<network>[a-z0-9]+)-(?P<quantity>.+)-(?P<which>default|best)",
             key,
         )
-        # Other ids are of other numbers, such as "fig07-batch" or "fig06-saved-16".
+        # Ids without such words are of numbers that are no times of figure 7, as "fig07-batch".
         if not words:
             continue
         network = NETWORKS[words["network"]]
@@ -118,25 +118,28 @@ def printed() -> pd.DataFrame:
                 "network": network,
                 "configuration": configuration,
                 "quantity": words["quantity"],
-                "paper": paper_ms,
+                # All times of figure 7 are printed in milliseconds.
+                "paper": number,
                 "model": _model_ms(network, configuration, words["quantity"]),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _stated_ms() -> dict[str, float]:
+def _stated_numbers() -> dict[str, float]:
     """Return all numbers of the paper's prose by their id, with two more times of figure 7.
+
+    Times are in milliseconds. There are also other numbers, such as ratios and per cents.
 
     The text prints a single time of computation only for both configurations of AlexNet. Here,
     each configuration has an id with this time.
     """
-    stated_ms = prose("sharing")
-    for_both_ms = stated_ms["fig07-alexnet-computation-only"]
+    stated = prose("sharing")
+    for_both_ms = stated["fig07-alexnet-computation-only"]
     return {
         "fig07-alexnet-computation-only-default": for_both_ms,
         "fig07-alexnet-computation-only-best": for_both_ms,
-        **stated_ms,
+        **stated,
     }
 
 
@@ -247,20 +250,20 @@ _check_bound(
 
 @check("sharing-fig07-vgg19-computation-only-default", "best", 1)
 @check("sharing-fig07-vgg19-computation-only-best", "default", -1)
-def _same_communication(other: str, sign: int) -> Result:
-    """Return VGG-19's time of computation only from that under another configuration.
+def _same_communication(known: str, sign: int) -> Result:
+    """Return VGG-19's time of computation only under one configuration from that under another.
 
     The text says that both configurations have the same communication. Their times of
     computation only therefore differ by as much as their iterations, which figure 8 has.
 
     Parameters
     ----------
-    other : {"default", "best"}
-        The configuration whose printed time of computation only is used. The returned time
-        is that of the configuration which is not named.
+    known : {"default", "best"}
+        The configuration whose printed time of computation only is used. For "best", the
+        returned time is that of the default, and the other way round.
     sign : {1, -1}
-        1 if the other configuration has the shorter iteration, which is the best one, so
-        that the difference is added. Else -1.
+        1 for "best", whose iteration is the shorter one, so that the difference is added.
+        -1 for "default".
     """
     # Each array has the shortest and then the longest iteration that figure 8 allows. The
     # least difference is the shortest default less the longest best, so that the order of the
@@ -268,13 +271,15 @@ def _same_communication(other: str, sign: int) -> Result:
     default_ms = implied.iteration_ms("VGG-19", BATCH, "default")
     best_ms = implied.iteration_ms("VGG-19", BATCH, "best")
     differences_ms = default_ms - best_ms[::-1]
-    # The printed time of the other configuration is rounded to a whole millisecond, which
+    # The printed time of the known configuration is rounded to a whole millisecond, which
     # widens the range by half a one at each end.
     least_ms, most_ms = differences_ms + [-0.5, 0.5]
-    other_ms = prose("sharing")[f"fig07-vgg19-computation-only-{other}"]
+    known_ms = prose("sharing")[f"fig07-vgg19-computation-only-{known}"]
     # "One identity of both": the two claims about VGG-19 follow from this single equation.
     note = (
-        f"communication is the same, so from {other_ms:.0f} ms by Fig 8's iterations, "
+        f"communication is the same, so from {known_ms:.0f} ms by Fig 8's iterations, "
         "one identity of both"
     )
-    return own([(other_ms + sign * least_ms, other_ms + sign * most_ms)], note)
+    # `own` sorts the ends of the interval, which come the other way round with sign -1.
+    ends_ms = (known_ms + sign * least_ms, known_ms + sign * most_ms)
+    return own([ends_ms], note)

@@ -201,8 +201,9 @@ def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
     names_by_cell = rounds.groupby(CELL)["configuration"]
     # Of several that are chosen equally often, the first by name is shown.
     most_often = names_by_cell.agg(lambda names: names.mode().iloc[0])
-    medians_of_rounds = summed(rounds, keys=CELL, value="gain")
-    return medians_of_rounds.merge(most_often.reset_index())
+    # For each of CELL, the median gain over the rounds, with its 95% interval.
+    medians = summed(rounds, keys=CELL, value="gain")
+    return medians.merge(most_often.reset_index())
 
 
 def numbers(tables: Tables) -> pd.DataFrame:

@@ -82,6 +82,7 @@ def gain(network: str, batch: int, configuration: str = "") -> Result:
         f"from Fig 8: {network}, batch {batch}, {name} (best: {best}); "
         f"as time saved {saved}"
     )
+    # One interval of the paper's own numbers, from the least gain to the largest.
     return own([percents], note)
 
 
@@ -148,6 +149,8 @@ def possible_times(
     # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
     is_bound = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
     if not is_bound:
+        # That no time of computation only or of communication only is negative says the same as
+        # the note: no more overlaps than is computed, or than is sent.
         note += (
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )
