@@ -281,8 +281,8 @@ class SendingTraining:
         """
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
-            # The blocks and threads of the stand-in, the chunks that each block sends, and the memory
-            # into which the kernel writes its times.
+            # The blocks and threads of the stand-in, the chunks that each block sends, and the
+            # memory into which the kernel writes its times.
             self.stand_in.send(
                 footprint=self._run.footprints[self._next],
                 chunks=self._run.chunks[self._next],

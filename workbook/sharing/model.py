@@ -207,9 +207,10 @@ class Fitted:
         configuration : str
             Blocks and threads of the all-reduce, such as "2x256".
         """
+        # `layers` returns a workload that takes one second per FLOP. It is scaled so that its whole
+        # compute takes ``compute_s``.
         workload = layers(network)
         compute_s = self.start_s[network] + self.image_s[network] * batch
-        # Seconds of the workload have been FLOP so far. Its whole compute takes compute_s now.
         scaled = workload.scaled(compute_s / workload.compute_s)
         over_default = float(relative_times()[configuration])
         # A message takes as long as its share of the 25 MB, without a latency.
@@ -231,7 +232,8 @@ def fitted(slowdowns: str) -> Fitted:
     Parameters
     ----------
     slowdowns : {"both", "none"}
-        The model, one of FIT_MODELS.
+        One of FIT_MODELS: a model in which both compute and messages slow each other down, or
+        one in which neither is slowed down.
 
     Returns
     -------
@@ -241,9 +243,10 @@ def fitted(slowdowns: str) -> Fitted:
 
     Notes
     -----
-    The vector of unknowns has the logarithm of ``allreduce_s``, then ``felt`` and
-    ``messages``, then the logarithms of ``start_s`` and of ``image_s`` by network.
-    Logarithms keep times above 0.
+    The vector of unknowns has the logarithm of ``allreduce_s``, then the slowdowns ``felt``
+    (of compute) and ``messages``, then the logarithms of ``start_s`` and of ``image_s`` by
+    network. Logarithms keep times above 0. The model "none" has the same unknowns and ignores
+    both slowdowns.
     """
     # SciPy takes long to import.
     from scipy.optimize import least_squares
@@ -259,7 +262,8 @@ def fitted(slowdowns: str) -> Fitted:
     # slowdowns are 0 or more, and the times of compute are 10 ns or more.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     # The minimum is flat. With the default tolerances, the search would end while the digits
-    # that `_rounded` keeps still change.
+    # that `_rounded` keeps still change. With "jac", each unknown, a logarithm or a share, is
+    # scaled by how much it changes the residuals.
     solution = least_squares(
         _residuals,
         _first_guess(log_throughputs),
@@ -310,7 +314,8 @@ def _residuals(
     networks : list of str, length n
         The names of the networks in the paper.
     slowdowns : {"both", "none"}
-        The model.
+        One of FIT_MODELS: "both" uses the two unknown slowdowns, of compute and of messages,
+        and "none" ignores them.
     log_throughputs : ndarray, shape (n, 2, 16)
         The logarithms of the printed images per second, by network, batch of FITTED, and
         configuration. They are NaN for cells in which the paper prints nothing.
@@ -338,14 +343,17 @@ def _first_guess(log_throughputs: Floats) -> list[float]:
     all-reduce of 25 MB, 0.1 for both slowdowns, and 1 ms for the part of the compute that
     does not grow with the batch.
 
-    ``log_throughputs`` is as of `_residuals`.
+    ``log_throughputs``, shape (n, 2, 16), is as of `_residuals`: the logarithms of images per
+    second by network, batch of FITTED, and configuration.
     """
     batches = np.array(FITTED, float)
     added_images = FITTED[1] - FITTED[0]
     image_s = []
     for logs in log_throughputs:
-        # The largest throughput of each batch. Cells that are not printed are NaN.
-        fastest_s = batches / np.exp(np.nanmax(logs, axis=1))
+        # The largest throughput of each of the two batches, over the 16 configurations. Cells that
+        # are not printed are NaN.
+        images_per_s = np.exp(np.nanmax(logs, axis=1))
+        fastest_s = batches / images_per_s
         # The peak-to-peak value of two iterations is their difference.
         image_s.append(float(np.ptp(fastest_s)) / added_images)
     log_start_s = np.full(len(image_s), np.log(1e-3))

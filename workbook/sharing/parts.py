@@ -34,7 +34,8 @@ def measured_parts(
     CELL tell cases apart. The best configuration has the largest gain in the odd rounds. The
     bars are means over the even rounds, so that the luck that helped to choose a configuration
     is not shown. As in the paper, iterations count only if they have DDP's own plan of buckets,
-    and the best is one of the configurations that give all messages the same resources.
+    and the best is one of the configurations that give all messages the same resources. Ranks
+    compute with a single thread.
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ def measured_parts(
         `Bars` of a single place, which is named "here, <link>". The dict is empty if fewer
         than two cases have both configurations in an even round.
     """
-    # `plain` keeps DDP's own plan, and configurations in which a rank computes with one thread.
+    # `plain` keeps DDP's own plan and a single thread of compute in each rank. Configurations that
+    # give the last message other resources are left out later, by `_best_of_cases`.
     rows = plain(iterations)
     is_odd = rows["repeat"] % 2 == 1
     even = rows[~is_odd]
@@ -139,6 +141,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
         renamed = table.set_axis(np.repeat(_names_of_pairs(table), 2))
         renamed = renamed.rename(columns={PARTS[0]: "compute only"})
         best = "best configuration"
+        # The odd rounds choose the best configuration of a link, and the bars show its even rounds.
         # The simulation has no rounds. Its best configuration is that of figure 8.
         if place != SIMULATED:
             best += " of the odd rounds"

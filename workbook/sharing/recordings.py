@@ -44,8 +44,9 @@ def recorded(data: str = "") -> Tables:
     Parameters
     ----------
     data : str, optional
-        The name or the directory of a recording. By default, the first recording that has
-        training of several ranks, and the first one that has a single GPU, are joined.
+        The name or the directory of a recording. The first recording that has training of
+        several ranks, and the first one that has a single GPU, are joined. The named
+        recording comes before all others.
 
     Returns
     -------
@@ -53,7 +54,7 @@ def recorded(data: str = "") -> Tables:
         The table of each of KINDS that is recorded.
     """
     tables = {}
-    # None if no recording has training of several ranks.
+    # None if no recording at all has training of several ranks.
     source = open_sharing(data)
     for kind in KINDS:
         # Recordings call "kernels" sharing_kernels, and so on. Only "controls" has no prefix.
@@ -66,7 +67,8 @@ def recorded(data: str = "") -> Tables:
             tables[kind] = source.rounds(name)
         else:
             tables[kind] = source.table(name)
-    # The links of a single GPU are added to those of several ranks.
+    # A single GPU has no link to others. What communicates beside its work, such as a stand-in, is
+    # added as one more link.
     for kind, rows in one_gpu(data).items():
         if kind in tables:
             rows = pd.concat([tables[kind], rows])
@@ -104,9 +106,9 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 
 
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations of a single GPU's table ``sharing``, as several ranks have them.
+    """Return the iterations of a single GPU's table ``sharing``, in the form of "iterations".
 
-    The result has the columns that figures read of the table "iterations". It has the
+    The result has the columns that figures read of this table of several ranks. It has the
     iterations in single precision during which a stand-in, a kernel that occupies the GPU as
     an all-reduce would, takes the place of the messages of at most two ranks. The paper has
     two. Each sample counts as a round.
@@ -133,7 +135,9 @@ def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
 
 
 def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
-    """Return the kernels of a single GPU's table ``contention``, as several ranks have them.
+    """Return the kernels of a single GPU's table ``contention``, in the form of "kernels".
+
+    The result has the columns that figures read of this table of several ranks.
 
     Parameters
     ----------
@@ -151,6 +155,7 @@ def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     # The kernel "idle" stands for no kernel at all, only communication. A stand-in with a limit
     # on its buffers (fifo_bytes above 0) stays in a cache, unlike real messages.
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
+    # A kernel is compared with itself alone, as it was measured among as many ranks.
     same_kernel = ["kernel", "ranks"]
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(same_kernel)["seconds"].median()
@@ -236,7 +241,9 @@ def least_first(name: str) -> tuple[int, ...]:
     -------
     tuple of int
         The key is smaller for fewer resources. Configurations that give the last message
-        other resources come after all others, whatever these resources are.
+        other resources come after all others, whatever these resources are. Before these come
+        those in which a rank computes with two threads ("-omp2"). Cores count before priority,
+        and priority before threads of gloo, which is a choice.
     """
     first, plus, _ = name.partition("+")
     has_other_last = bool(plus)
@@ -295,7 +302,7 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Return the median of a quantity over rows, and its 95% interval.
+    """Sum up a quantity in each case: return its median over rows, and the 95% interval of it.
 
     Parameters
     ----------
@@ -338,13 +345,15 @@ def throughputs(iterations: pd.DataFrame) -> pd.DataFrame:
     ratios = over_default(iterations, "iteration_s", CELL)
     # An iteration of r times the default's has 1 / r times its throughput.
     ratios = ratios.assign(gain=1 / ratios["ratio"] - 1)
-    gains = summed(ratios, [*CELL, "configuration"], "gain")
-    return gains.assign(**{name: 100 * gains[name] for name in ("gain", *ENDS)})
+    # The median gain over the rounds, with its interval.
+    medians = summed(ratios, [*CELL, "configuration"], "gain")
+    return medians.assign(**{name: 100 * medians[name] for name in ("gain", *ENDS)})
 
 
 def resnet_gains(iterations: pd.DataFrame) -> pd.DataFrame:
-    """Return the `throughputs` of ResNet-18 (OURS) at the batch with the most configurations.
+    """Return the gains of ResNet-18 (OURS) at the batch with the most configurations.
 
+    They are gains in throughput over the default, in per cent, as `throughputs` returns them.
     Only iterations count that `plain` keeps: those of DDP's own plan, in which each rank
     computes with one thread.
     """
