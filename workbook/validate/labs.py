@@ -25,7 +25,9 @@ ECHO_BYTES = 28 + FRAMING_BYTES
 
 
 def waking(echoes: pd.DataFrame) -> float:
-    """Return how much longer a round trip takes because ranks sleep and must wake.
+    """Return how many seconds a round trip takes longer for each second of a link's delay.
+
+    Ranks sleep while a link delays a message, and wake the later the longer they slept.
 
     Parameters
     ----------
@@ -36,9 +38,9 @@ def waking(echoes: pd.DataFrame) -> float:
     Returns
     -------
     float
-        The seconds of an echo beyond its four delays and its bytes, for each second of
-        the delay of a link. This is the slope of a straight line through all links with a
-        delay.
+        The slope of a straight line through all links with a delay: over the delay of the
+        link, the seconds of an echo beyond its four delays and its bytes. The part of these
+        that is equal on all links is not in the slope.
     """
     # Only echoes that are sent one at a time.
     single = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
@@ -122,6 +124,8 @@ def _what_decides(lab: RingLab) -> NDArray[np.str_]:
     """
     # Sizes ascend, and the smallest message is nearly all start-up.
     smallest_s = lab.seconds[0]
+    # The rate that the name of the link states, and the share of it that framing leaves. The time
+    # of the bytes follows from these, and not from measured times.
     link = lab.named
     s_per_byte = wire_s_per_byte(
         "all_reduce", lab.workers, link.rate_bits_per_s, link.framing

@@ -86,14 +86,15 @@ class GlooRing:
         """
         sizes = np.asarray(n_bytes, float)
         ranks = self.workers
-        # The segments of the whole message, of which every step sends at least UNDER_WAY.
+        # The segments of the whole message. gloo keeps two of them (UNDER_WAY) under way at once,
+        # so that each of the parts, one for each rank, has at least two.
         least_segments = UNDER_WAY * ranks
         all_segments = np.maximum(np.ceil(sizes / SEGMENT_BYTES), least_segments)
         segments_per_step = np.ceil(all_segments / ranks)
         segment_s = sizes / (segments_per_step * ranks) * self.link_s_per_byte
         round_trip_s = self._round_trip_s
 
-        # The segments that a rank sends in one half, two at a time.
+        # The segments that a rank sends in one half, two at once.
         segments = (ranks - 1) * segments_per_step
         pairs = np.ceil(segments / 2)
         pair_s = _pair_s(round_trip_s, segment_s)
@@ -101,8 +102,8 @@ class GlooRing:
         # its segments.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
-        # The link rests once in each pair. Meanwhile a token bucket saves up a burst of
-        # bytes, which later pass at once.
+        # In each pair the link rests once, while the segments wait for a round trip. Meanwhile a
+        # token bucket saves up a burst of bytes, which later pass at once.
         with_bursts_s = pairs_s - pairs * self.burst_s
         # Bursts hide neither the bytes at the rate of the link nor the round trips.
         least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
@@ -123,9 +124,14 @@ class GlooRing:
 def _pair_s(round_trip_s: Any, segment_s: Any) -> Any:
     """Return the seconds that a ring takes for two segments, which are under way at once.
 
-    The time T of the pair solves T = r + x + 2 x^2 / T, with the seconds r of a round trip and
-    x of the bytes of a segment. The rank waits for a round trip and sends a segment, and waits
-    longer if the link is busy, which the link is for 2x of T.
+    Each of the two takes T seconds, at the same time as the other. With the seconds r of a round
+    trip and x of the bytes of a segment, which may be arrays,
+
+        T = r + x + (2x / T) x    or    T^2 - (r + x) T - 2 x^2 = 0.
+
+    A segment waits for a round trip and is sent, and also waits for the link. The link is busy
+    with both segments for 2x of the T seconds, so that a segment finds it busy with the
+    probability 2x / T. It then waits x seconds on average.
     """
     first_s = round_trip_s + segment_s
     return (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
@@ -206,7 +212,7 @@ def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
     """Return the medians of all labs in one table, whose rows follow the labs and their sizes.
 
     ``waking`` is how many seconds longer a round trip takes for each second of a link's
-    delay, because ranks sleep and must wake, or None if ranks do not sleep.
+    delay, because ranks sleep during the delay and must wake, or None if ranks do not sleep.
     """
     # The number of rows of each lab.
     counts = [lab.bytes.size for lab in labs]
@@ -286,8 +292,9 @@ def fit_rings(
         The number of cores of the machine.
     waking : float, optional
         How many seconds longer a round trip takes for each second of the delay of a link,
-        because ranks sleep and must wake. If it is given, no software waits for a core. By
-        default ranks do not sleep.
+        because ranks sleep while a message is delayed, and wake the later the longer they
+        slept. Ranks that sleep leave the cores to others, so that no software waits for a
+        core. By default ranks neither sleep nor wake, and their software waits for cores.
 
     Returns
     -------
@@ -303,13 +310,17 @@ def fit_rings(
     log_share_prior = -np.log(cores)
 
     def residuals(values: Floats) -> Floats:
-        """Return what the fit makes small, shape (..., n + 1)."""
+        """Return what the fit makes small, shape (..., n + 1).
+
+        There is an error for each of the n medians, and one for the prior of the share.
+        """
         return _residuals(values, samples, log_share_prior, waking is None)
 
     log_software = _log_software(labs[0])
     # In logarithms, the upper bounds let a round trip have at most a second of software, a byte
     # take at most e^0.5 times as long as at the rate of the link, and a rank take at most all
-    # cores. The lower bounds let bytes be faster than the rate by at most the same factor.
+    # cores. The lower bounds let bytes be faster than the rate by at most the same factor. Those
+    # of software, 2 ns, and of the share of the cores, 1/400, are choices, not measured.
     bounds = ([-20, -0.5, -6], [0, 0.5, 0])
     fits = []
     # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
@@ -333,11 +344,12 @@ def fit_rings(
 def _central_differences(
     function: Callable[[Floats], Floats], values: Floats
 ) -> Floats:
-    """Return the derivatives of the n residuals by the three constants, shape (n, 3).
+    """Return the derivatives of the n residuals by three logarithms, shape (n, 3).
 
-    ``function`` returns the residuals of ``values``, shape (3,). For values of shape (3, 3), it
-    returns a row of residuals for each row.
+    ``values``, shape (3,), are the logarithms of the constants of the law. ``function`` returns
+    their residuals. For values of shape (3, 3), it returns a row of residuals for each row.
     """
+    # Added to a logarithm, this changes each constant by the same small share, whatever its unit.
     step = 1e-5
     # Each row changes one constant alone.
     changes = step * np.eye(3)
@@ -349,12 +361,15 @@ def _log_software(lab: RingLab) -> float:
     """Return the logarithm of the seconds of software in a round trip, estimated from a lab.
 
     The estimate takes the smallest message of the lab to be nothing but a round trip for each
-    step.
+    step of the ring. A round trip is its software and four delays, because it passes the links
+    of both ranks, there and back.
     """
     steps = 2 * (lab.workers - 1)
-    software_s = float(lab.seconds[0]) / steps - 4 * lab.named.delay_s
-    # The delays alone may be longer than the measured time. The least value keeps the
-    # logarithm finite.
+    # The sizes of a lab ascend, so that the first time is that of the smallest.
+    round_trip_s = float(lab.seconds[0]) / steps
+    software_s = round_trip_s - 4 * lab.named.delay_s
+    # The delays alone may be longer than the measured time. The least value, a choice, keeps
+    # the logarithm finite.
     return float(np.log(max(2e-5, software_s)))
 
 
@@ -373,13 +388,15 @@ def ring_of(
         The number of ranks.
     waking : float, optional
         As for `fit_rings`: how many seconds longer a round trip takes for each second of the
-        delay of a link. By default ranks do not sleep, and wait for cores.
+        delay of a link, because ranks sleep during the delay and must wake. While they sleep
+        they leave the cores to others, so that none waits for a core. By default ranks do not
+        sleep, and wait for cores.
     """
     # The seconds of software in a round trip, the time of a byte over that at the rate of the
     # link, and the share of all cores that the software of one rank takes.
     software_s, byte_factor, share = np.exp(values).tolist()
-    # Waking lengthens the whole round trip, which passes four delays. Each of the delays
-    # becomes longer by a quarter of this time.
+    # Waking lengthens the whole round trip. This passes the links of both ranks, there and back,
+    # and so has four delays, each of which becomes longer by a quarter of this time.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s=software_s,
@@ -388,7 +405,7 @@ def ring_of(
         workers=workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
-        # With a share of 0, no software waits for a core.
+        # With a share of 0, as if ranks sleep, no software waits for a core.
         core_share=share * (waking is None),
     )
 
@@ -406,7 +423,8 @@ def held_out_rings(
         The number of cores of the machine.
     waking : float, optional
         As for `fit_rings`: how many seconds longer a round trip takes for each second of the
-        delay of a link. By default ranks do not sleep.
+        delay of a link, because ranks sleep during the delay and must wake. By default ranks
+        do not sleep, and no time of waking is added.
     """
     if len(labs) < 2:
         return []

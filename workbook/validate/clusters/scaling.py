@@ -40,7 +40,9 @@ images per GPU, and the same program.
 FORMERLY_BLIND = EXTERNAL / "tensorflow-ec2"
 """A source that refuted the first interval, and is now in sight."""
 MOST_TIMES = 8
-"""The goals are about steps on at most so many times the nodes of the anchor."""
+"""The goals are about steps on at most so many times the nodes of the anchor.
+
+An anchor is the measured count of nodes and GPUs from which a step is predicted."""
 WISH = 0.8
 """The wished scaling factor of the goals."""
 RECONSTRUCTED_S = 1.226
@@ -132,11 +134,13 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     ]
     frame = pd.concat([pollux_iterations(path) for path in files], ignore_index=True)
     frame["per_node"] = frame["ranks"] / frame["nodes"]
-    # Placements whose nodes have different numbers of GPUs, such as "1124", are left out. Of
-    # files without placements, so are ranks that cannot be spread evenly.
-    is_even = frame["placement"].map(lambda text: len({*text}) <= 1)
-    frame = frame[is_even & (frame["per_node"] % 1 == 0)]
+    # Only rows with the same number of GPUs on each node are kept. A placement has a digit for
+    # each node, and one such as "1124" is uneven. Rows without placements are uneven if their
+    # number of GPUs on a node is a fraction.
+    has_equal_digits = frame["placement"].map(lambda text: len({*text}) <= 1)
+    frame = frame[has_equal_digits & (frame["per_node"] % 1 == 0)]
     columns = {"ranks": "gpus", "iteration_s": "step_s"}
+    # A row counts as one job, because it has a single step.
     frame = frame.rename(columns=columns).assign(job="run")
     curves = {}
     for (per_node, batch), rows in frame.groupby(["per_node", "batch"]):
@@ -201,7 +205,8 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     """Return the steps of larger counts as predicted from smaller ones, and their errors.
 
     A count is a number of nodes with a number of GPUs. An anchor is a count of several nodes
-    whose measured step the law extrapolates to larger counts.
+    whose measured step the law extrapolates to larger counts. A wish asks whether the scaling
+    factor, the step of the smallest count over that of the larger one, is at least WISH.
 
     Parameters
     ----------
@@ -219,9 +224,9 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
         - ``curve``, ``anchor`` (its nodes), ``nodes`` (to predict for), ``measured_s`` and
           ``predicted_s``,
         - the relative error of each rival law, under its name,
-        - ``answered`` and ``right``, by the interval alone, by which wishes were answered
-          when the goals were tested, and ``answered_today`` and ``right_today``, by the
-          command as it is,
+        - ``answered``, whether the wish was answered with yes or no when the goals were
+          tested, by the interval alone, and ``right``, whether this answer was right,
+        - ``answered_today`` and ``right_today``, the same of the command as it is,
         - in seconds ``one_s``, ``fastest_one_s`` and ``slowest_one_s``, the step of the
           smallest count and those of its fastest and slowest job, ``lower_s`` and
           ``upper_s``, the limits of the interval, and ``least_s``, the shortest step that is
@@ -229,19 +234,19 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     """
     rows = []
     for name, steps in curves.items():
-        for shown, target in _shown_and_targets(steps, most_times):
-            result = scale(shown, target, wish=WISH)
+        for known, target in _known_and_targets(steps, most_times):
+            result = scale(known, target, wish=WISH)
             rows.append({"curve": name, **_case(result, steps, target)})
     return pd.DataFrame(rows)
 
 
-def _shown_and_targets(
+def _known_and_targets(
     steps: pd.DataFrame, most_times: float
 ) -> Iterator[tuple[pd.DataFrame, int]]:
     """Yield the steps that a prediction may know, and a number of nodes to predict for.
 
     Each count of several nodes is an anchor in turn. The steps of the anchor and of all smaller
-    counts are shown, and each larger count of at most ``most_times`` its nodes is predicted.
+    counts are known, and each larger count of at most ``most_times`` its nodes is predicted.
     Anchors and predicted counts have as many GPUs on each node as the largest count.
     """
     # Pairs of nodes and GPUs in ascending order.
@@ -254,18 +259,18 @@ def _shown_and_targets(
         if nodes > 1 and gpus == gpus_per_node * nodes
     ]
     for nodes, gpus in of_several_nodes:
-        shown = steps[(steps["nodes"] <= nodes) & (steps["gpus"] <= gpus)]
+        known = steps[(steps["nodes"] <= nodes) & (steps["gpus"] <= gpus)]
         for target, _ in of_several_nodes:
             if 1 < target / nodes <= most_times:
-                yield shown, target
+                yield known, target
 
 
 def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]:
     """Return the row of `cases` of one predicted count, without the name of its curve.
 
     ``result`` predicts the step on ``nodes`` nodes from those of the measured ``steps`` that
-    were shown. A wish asks whether the scaling factor, the step of the smallest count over that
-    of ``nodes`` nodes, is at least WISH. Its answer is "yes", "no" or "open".
+    are on fewer nodes. A wish asks whether the scaling factor, the step of the smallest count
+    over that of ``nodes`` nodes, is at least WISH. Its answer is "yes", "no" or "open".
     """
     predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
@@ -277,12 +282,12 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     lower_s, upper_s = predicted.interval_s
     right_answer = "yes" if factor >= WISH else "no"
     answer_today = result.wish.answer
-    answer = answer_today
-    # When the goals were tested, the interval alone gave the answer. The command of today also
-    # knows that more nodes do not shorten a step, and so answers "no" to some wishes that the
-    # interval alone leaves open, because the lower limit of the step would meet them.
-    if answer == "no" and one_s / lower_s >= WISH:
-        answer = "open"
+    # When the goals were tested, the interval alone gave the answer. It left a wish open if the
+    # shortest step of the interval meets it. The command of today answers some of these wishes
+    # with "no", because more nodes do not shorten a step, and that of the anchor is too long.
+    answer_then = answer_today
+    if answer_today == "no" and one_s / lower_s >= WISH:
+        answer_then = "open"
     fastest_one_s, slowest_one_s = result.smallest.range_s
     anchor = result.anchor
     rival_errors = {}
@@ -297,10 +302,11 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
         "error": predicted.step_s / measured_s - 1,
         "factor_error": predicted.scaling_factor - factor,
         "inside": lower_s <= measured_s <= upper_s,
+        # A share of the prediction, as data/goals.yml defines it.
         "half": (upper_s - lower_s) / 2 / predicted.step_s,
         "loss": 1 - factor,
-        "answered": answer != "open",
-        "right": answer == right_answer,
+        "answered": answer_then != "open",
+        "right": answer_then == right_answer,
         "answered_today": answer_today != "open",
         "right_today": answer_today == right_answer,
         "one_s": one_s,
@@ -319,11 +325,13 @@ def _least_step_s(result: Scaling) -> float:
     More nodes do not shorten a step, so that no step is shorter than that of the anchor's
     fastest job. A job is one run of the training.
     """
+    # The measured step of the fastest of several jobs. Of a single job, this is an estimate: its
+    # step, shortened by the share by which jobs scatter on other counts.
     fastest_s, _ = result.anchor_jobs_s
     if result.anchor.jobs > 1:
         return fastest_s
-    # If one job alone measured the anchor, another job may be faster: by the scatter of jobs on
-    # other counts, which ``fastest_s`` contains, or by `SINGLE_JOB_SHARE` if this is more.
+    # Another job is taken to be faster by at least `SINGLE_JOB_SHARE`, even if no other count has
+    # several jobs that could scatter.
     return min(fastest_s, result.anchor.step_s / (1 + SINGLE_JOB_SHARE))
 
 
@@ -331,8 +339,9 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return each count of several nodes as predicted while it is left out.
 
     A count is a number of nodes with a number of GPUs. The prediction is interpolated between
-    the measured neighbours of the count. The largest count has no larger neighbour, and has no
-    row. Nor do counts with partly used nodes.
+    the measured neighbours of the count. A smaller neighbour always exists, because every curve
+    has a count on one node. The largest count has no larger neighbour, and has no row. Nor do
+    counts with partly used nodes.
 
     Parameters
     ----------
@@ -365,41 +374,46 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def _interpolated(
     steps: pd.DataFrame, is_left_out: pd.Series, nodes: int
 ) -> dict[str, object]:
-    """Return how well one count is predicted while it is left out.
+    """Return how well the step on one number of nodes is predicted while it is left out.
 
     The keys are the columns ``error`` and ``inside`` of `interpolated_cases`: the relative error
-    of the predicted step, and whether the measured step is inside its interval.
+    of the predicted step, and whether the measured step is inside its interval. A count is a
+    number of nodes with a number of GPUs.
 
     Parameters
     ----------
     steps : DataFrame
         The steps of a curve, as `anemoi_steps` returns them.
     is_left_out : Series of bool
-        Which of the steps are of the count.
+        Which of the steps were measured on the count that is left out.
     nodes : int
-        The nodes of the count.
+        The number of nodes of this count.
     """
     result = scale(steps[~is_left_out], nodes)
-    # The other counts are measured, so that only the one asked for is interpolated.
-    (count,) = (count for count in result.counts if count.interpolated)
+    # All other counts are measured, so that the one that is left out is the only interpolated one.
+    (predicted,) = (count for count in result.counts if count.interpolated)
     # For the type checker: an interpolated count has an interval.
-    assert count.interval_s
-    lower_s, upper_s = count.interval_s
+    assert predicted.interval_s
+    lower_s, upper_s = predicted.interval_s
     measured_s = float(steps.loc[is_left_out, "step_s"].median())
     return {
-        "error": count.step_s / measured_s - 1,
+        "error": predicted.step_s / measured_s - 1,
         "inside": lower_s <= measured_s <= upper_s,
     }
 
 
 def later_cases() -> pd.DataFrame:
-    """Return the cases of all curves that were opened after the law had been committed.
+    """Return the cases of all curves that were first read after the law had been committed.
+
+    The law (`ddlkit.core.scaling.step_s`) predicts steps on more nodes. A commit fixed it before
+    the sources of `LATER` were opened. A case is a step of such a curve and its prediction.
 
     Returns
     -------
     DataFrame
         The columns of `cases`, after ``source``, the name of the source's folder, and
-        ``is_blind``, which is False for the curves of `NOT_BLIND`.
+        ``is_blind``. A curve is blind if neither its numbers nor another curve of its machine
+        had been seen when the law was committed. All are but those of `NOT_BLIND`.
     """
     # The table is cached, and callers may change their copy.
     return _own_later_cases().copy()
@@ -446,7 +460,11 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
 
 
 def _cases_of(sources: Sequence[Path]) -> pd.DataFrame:
-    """Return the cases of the curves in the folders ``sources``, as `later_cases` does."""
+    """Return the cases of the curves in the folders ``sources``, as `later_cases` does.
+
+    Steps are predicted for at most MOST_TIMES the nodes of the anchor, the measured count that
+    predicts them. Curves are blind, not known when the law was committed, except for NOT_BLIND.
+    """
     tables = []
     for source in sources:
         own = cases(published_curves(source), MOST_TIMES)
@@ -530,6 +548,8 @@ def perlmutter() -> pd.DataFrame:
 def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.DataFrame:
     """Return the times of messages of 1 to 64 MiB, as measured and as fewer nodes predict them.
 
+    A table is the times on one number of nodes with one number of GPUs on each.
+
     Parameters
     ----------
     times : DataFrame
@@ -537,7 +557,7 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
     collective : str
         The collective.
     ratio : int
-        Each table, the times on one number of nodes, predicts ``ratio`` times its nodes.
+        Each table predicts ``ratio`` times its nodes.
 
     Returns
     -------
@@ -551,7 +571,8 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
     times = times[times["collective"] == collective]
     gpus_per_node = times["ranks"] / times["nodes"]
     tables = []
-    # Tables with another number of GPUs on each node do not predict each other.
+    # Tables with another number of GPUs on each node do not predict each other. `_extrapolated`
+    # keeps the sizes of 1 to 64 MiB.
     for _, own in times.groupby(gpus_per_node):
         tables += list(_extrapolated(own, collective, ratio))
     return pd.concat(tables, ignore_index=True)
@@ -560,9 +581,10 @@ def collective_cases(times: pd.DataFrame, collective: str, ratio: int) -> pd.Dat
 def _extrapolated(
     times: pd.DataFrame, collective: str, ratio: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield the rows of `collective_cases` of each anchor, the table that predicts a larger one.
+    """Yield for each anchor its rows of `collective_cases`.
 
-    All ``times`` are of the collective, with one number of GPUs on each node.
+    An anchor is the table of times on one number of nodes, and predicts the table on ``ratio``
+    times its nodes. All ``times`` are of the collective, with one number of GPUs on each node.
     """
     costs = NodeCosts.of(times)
     for anchor in costs.tables:
@@ -573,19 +595,22 @@ def _extrapolated(
         if anchor.nodes == 1 or measured is None:
             continue
         # The prediction may know the tables up to the anchor.
-        shown = NodeCosts.of(times[times["nodes"] <= anchor.nodes])
+        known = NodeCosts.of(times[times["nodes"] <= anchor.nodes])
         try:
-            cost = shown.cost(collective, nodes, measured.ranks)
+            cost = known.cost(collective, nodes, measured.ranks)
         except UserError:
             # The prediction is refused: gathers are predicted for at most four times the nodes.
             continue
-        # Only sizes at which the cost has a time, so that none is interpolated.
+        # Only sizes at which the cost has a time, so that none is interpolated. These are among
+        # the sizes of the anchor, and all sizes ascend.
         has_time = np.isin(measured.sizes, cost.bytes)
         # 1 to 64 MiB.
         is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
         is_judged = has_time & is_asked
         sizes = measured.sizes[is_judged]
         measured_s = measured.seconds[is_judged]
+        # The times on the anchor's own nodes, for comparison: what a prediction by which more
+        # nodes change nothing would say.
         unchanged_s = anchor.seconds[np.isin(anchor.sizes, sizes)]
         predicted_s = cost(sizes)
         yield pd.DataFrame(

@@ -34,18 +34,21 @@ def steps_in_sight() -> pd.DataFrame:
     """Return each step of the sets in sight that is predicted from an anchor of fewer nodes.
 
     The sets in sight are those of `scaling.sets`, which were known when the law was chosen. A
-    count is a number of nodes with a number of GPUs. An anchor is the count whose measured step
-    the law extrapolates. The table is cached, so callers must not change it.
+    curve has measured steps on several counts, each a number of nodes with a number of GPUs.
+    Each count of several nodes is an anchor in turn, whose step the law extrapolates to larger
+    counts, those of at most MOST_TIMES its nodes. The table is cached, so callers must not
+    change it.
 
     Returns
     -------
     DataFrame
-        One row for each curve, anchor of at least two nodes, and larger count. The columns are
-        ``set`` (what is judged together), ``source`` (who published it) and ``ratio`` (the
-        nodes over those of the anchor). In seconds, there are the steps ``smallest_s`` (of the
-        smallest count of the curve), ``node_s`` (of one whole node, or of the smallest count
-        if no whole node was measured), ``anchor_s``, ``slowest_s`` (the slowest of the anchor
-        and all smaller counts) and ``measured_s`` (of the larger count).
+        One row for each curve, anchor and larger count. The columns are ``set`` (what is judged
+        together), ``source`` (who published it) and ``ratio`` (the nodes of the larger count
+        over those of the anchor). ``measured_s`` is the step of the larger count. It is
+        predicted from the steps ``anchor_s``, ``smallest_s`` (of the curve's smallest count,
+        such as one GPU), ``node_s`` (of one whole node, or ``smallest_s`` if no whole node was
+        measured) and ``slowest_s`` (the slowest of the anchor and all counts below it). All are
+        in seconds.
     """
     rows = []
     for name, curves in scaling.sets().items():
@@ -55,14 +58,15 @@ def steps_in_sight() -> pd.DataFrame:
         source = name.partition(",")[0]
         judged_as = name if source == "Pollux" else source
         for steps in curves.values():
-            for row in _predicted_steps(steps):
+            for row in _steps_to_predict(steps):
                 rows.append({"set": judged_as, "source": source, **row})
     return pd.DataFrame(rows)
 
 
-def _predicted_steps(steps: pd.DataFrame) -> list[dict[str, float]]:
+def _steps_to_predict(steps: pd.DataFrame) -> list[dict[str, float]]:
     """Return the rows of `steps_in_sight` of one curve, without its set and source.
 
+    Each row has a measured step and the steps by which `Candidate.interval` predicts it.
     ``steps`` has the columns of `scaling.anemoi_steps`. Each count of several nodes is an anchor
     in turn, from which the steps of larger counts are predicted.
     """
@@ -140,26 +144,29 @@ def quantile(values: Floats, sets: pd.Series, share: float) -> float:
 class Candidate:
     """A rule that makes the interval of a predicted step from one calibrated number.
 
-    The number is the width w of an interval on as many nodes as the anchor has, the measured
-    count from which the step is predicted. The loss is how much longer the predicted step is
-    than a step of fewer GPUs.
+    A step is predicted from that of the anchor, the largest measured count of nodes and GPUs. Its
+    loss is how much longer it is than a step on few GPUs. The number is the width w of the
+    interval on as many nodes as the anchor has. It has no unit, and ``form`` says how the limits
+    follow from it and the loss.
 
     Attributes
     ----------
     counted_from : {"smallest", "node, width from smallest", "node"}
-        Whether losses are counted from the step of the smallest measured count, or of one
-        whole node. In "node, width from smallest", the law counts from one node, and the
-        interval from the smallest count.
+        The step from which losses are counted. "smallest" is that of the smallest measured
+        count, and "node" that of one whole node. In "node, width from smallest", the law that
+        predicts the step takes one whole node, and the limits take the smallest count.
     form : {"share", "factor", "residual"}
-        How limits lie around the step. "share" adds w times the loss to the step, or takes it
-        away. "factor" multiplies the loss by 2^w, or divides it. Both then move the limit by
-        ``step_share`` of itself. "residual" multiplies the step by
-        exp(w (loss / step + ``step_share``)), or divides it.
+        What the upper limit is. For the lower limit, the sign of w and of ``step_share`` changes.
+
+        - "share": (step + w loss) (1 + ``step_share``)
+        - "factor": (step - loss + 2^w loss) (1 + ``step_share``)
+        - "residual": step exp(w (loss / step + ``step_share``)), where ``step_share`` keeps
+          its sign
     uses_slowest : bool
         Whether the upper limit lies around a prediction from the slowest step of the anchor and
         all smaller counts, in place of the anchor's own step.
     step_share : float
-        The share in ``form``.
+        The share of the step in ``form``.
     growth : float
         By which share of its value at the anchor w grows with each doubling of the nodes.
     """
@@ -178,7 +185,7 @@ class Candidate:
         steps : DataFrame
             Steps as `steps_in_sight` returns them, of n rows.
         number : ndarray, shape (n,)
-            The calibrated number, which may differ between rows.
+            The calibrated number w, which may differ between rows.
 
         Returns
         -------
@@ -186,27 +193,23 @@ class Candidate:
             Seconds.
         """
         smallest_s = steps["smallest_s"].to_numpy()
-        # The law counts losses from ``counted_s``, and the width of the interval from
-        # ``width_from_s``:
-        #   "smallest": both from the smallest count
-        #   "node, width from smallest": the law from one whole node, the width from the smallest
-        #   "node": both from one whole node
-        counted_s = smallest_s
-        if self.counted_from != "smallest":
-            counted_s = steps["node_s"].to_numpy()
-        width_from_s = counted_s if self.counted_from == "node" else smallest_s
+        node_s = steps["node_s"].to_numpy()
+        # The steps from which the law and the limits count losses. In "node, width from smallest",
+        # they are different ones.
+        law_from_s = smallest_s if self.counted_from == "smallest" else node_s
+        limits_from_s = node_s if self.counted_from == "node" else smallest_s
         # The nodes of the step over those of its anchor.
         ratio = steps["ratio"].to_numpy()
-        predicted_s = law.step_s(counted_s, steps["anchor_s"], ratio)
+        predicted_s = law.step_s(law_from_s, steps["anchor_s"], ratio)
         # The step around which the upper limit lies.
         slow_s = predicted_s
         if self.uses_slowest:
-            slow_s = law.step_s(counted_s, steps["slowest_s"], ratio)
+            slow_s = law.step_s(law_from_s, steps["slowest_s"], ratio)
         width = number * (1 + self.growth * np.log2(ratio))
-        lower_s = self._limit(predicted_s, width_from_s, -width)
-        upper_s = self._limit(slow_s, width_from_s, width)
-        # The interval contains the prediction. This changes no limit of `CANDIDATES`, for which
-        # no width is negative, and the slowest step is never shorter than the anchor's.
+        lower_s = self._limit(predicted_s, limits_from_s, -width)
+        upper_s = self._limit(slow_s, limits_from_s, width)
+        # A safeguard, so that every interval contains its prediction. Those of `CANDIDATES` do so
+        # without it: no width is negative, and ``slow_s`` is never below ``predicted_s``.
         return np.minimum(lower_s, predicted_s), np.maximum(upper_s, predicted_s)
 
     def _limit(self, step_s: Floats, counted_s: Floats, width: Floats) -> Floats:
@@ -229,10 +232,11 @@ class Candidate:
         return limit_s * (1 + side * self.step_share)
 
     def needed(self, steps: pd.DataFrame) -> Floats:
-        """Return the least number with which the interval contains each step, shape (n,).
+        """Return for each step the least number w with which its interval contains it, shape (n,).
 
         The number is found by bisection, because a larger number makes the interval wider. It
-        is `LARGEST_NUMBER` for a step that no smaller number includes.
+        is `LARGEST_NUMBER` for a step that no smaller number includes. ``steps`` are as
+        `steps_in_sight` returns them, of n rows.
         """
         measured_s = steps["measured_s"].to_numpy()
         too_small = np.zeros(len(steps))
@@ -263,6 +267,8 @@ CANDIDATES = tuple(
 class Comparison:
     """A candidate, calibrated and judged on different sources.
 
+    What is calibrated is the candidate's number, the width of its intervals at the anchor.
+
     Attributes
     ----------
     candidate : Candidate
@@ -276,13 +282,15 @@ class Comparison:
 
     @cached_property
     def _needed(self) -> Floats:
-        """Return the least number with which the interval contains each step."""
+        """Return for each step the least number with which its interval contains it."""
         return self.candidate.needed(self.steps)
 
     def number(self, is_used: Floats | None = None) -> float:
-        """Return the calibrated number, with which the intervals contain 90% of the steps.
+        """Return the candidate's number with which its intervals contain 90% of the steps.
 
-        Each set has the same weight.
+        The number is the width of an interval at the anchor, as `Candidate` defines it. It is the
+        90% quantile of the least numbers that single steps need, where each set has the same
+        weight.
 
         Parameters
         ----------
@@ -293,7 +301,7 @@ class Comparison:
         return quantile(self._needed[used], self.steps.loc[used, "set"], law.NOMINAL)
 
     def judged(self) -> pd.DataFrame:
-        """Return how well each set is predicted, with the number calibrated on other sources.
+        """Return how well each set is predicted, with intervals calibrated on other sources.
 
         A wish asks whether the scaling factor, the step of the smallest count over that of the
         larger one, is at least `scaling.WISH`. It is answered if both limits of the step give
@@ -332,10 +340,10 @@ class Comparison:
         return table.assign(half=by_set["half"].median())
 
     def _numbers(self) -> Floats:
-        """Return for each step the number that calibrates its interval, shape (n,).
+        """Return for each step the number by which its interval is judged, shape (n,).
 
-        The number is calibrated on the steps of all other sources, so that no source is judged by
-        a number that it calibrated itself.
+        The number, the width of intervals at the anchor, is calibrated on the steps of all other
+        sources, so that no source is judged by a number that it calibrated itself.
         """
         numbers = np.empty(len(self.steps))
         source = self.steps["source"].to_numpy()
@@ -350,10 +358,12 @@ def compared() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each candidate. The columns are its attributes, ``number`` (calibrated on
-        all sources), ``mean`` and ``least`` (of the shares of steps inside, over the sets),
-        ``half`` (the median over the sets), ``answered`` and ``right`` (means over the sets)
-        as `Comparison.judged` returns them, and whether the candidate is ``admissible``.
+        One row for each candidate. The columns are its attributes, ``number`` (the width of
+        its intervals at the anchor, calibrated on all sources), ``mean`` and ``least`` (over
+        the sets, of the share of steps in their interval), ``half`` (the half width of an
+        interval over its middle, the median over the sets), ``answered`` (the share of wishes
+        with an answer) and ``right`` (the share of answers that are right), both means over
+        the sets, and whether the candidate is ``admissible``.
     """
     steps = steps_in_sight()
     rows = []
@@ -363,7 +373,8 @@ def compared() -> pd.DataFrame:
         mean = by_set["inside"].mean()
         least = by_set["inside"].min()
         right = by_set["right"].mean()
-        # The limits are those of the criterion in docs/studies.md.
+        # The criterion in docs/studies.md set these limits before candidates were compared. The
+        # share of steps inside is to be near the nominal 90%.
         is_covering = 0.86 <= mean <= 0.94 and least >= 0.85
         rows.append(
             {

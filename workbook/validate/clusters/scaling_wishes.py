@@ -33,7 +33,10 @@ def residuals(steps: pd.DataFrame) -> Floats:
     Parameters
     ----------
     steps : DataFrame
-        Steps as `steps_in_sight` returns them, of n rows.
+        Steps as `steps_in_sight` returns them, of n rows. ``measured_s`` is predicted from the
+        step ``anchor_s`` on fewer nodes, the anchor, and from ``smallest_s``, that of the
+        curve's smallest count, such as one GPU. ``ratio`` is the number of nodes over that of
+        the anchor, and ``slowest_s`` the slowest step of the anchor and all smaller counts.
 
     Returns
     -------
@@ -56,6 +59,10 @@ def residuals(steps: pd.DataFrame) -> Floats:
 def width_ratio(level: float, without: str = "") -> float:
     """Return the half-width of the interval at another level over that of the 90% interval.
 
+    Both are read off the `residuals` of the steps in sight, on which the law was chosen. These are
+    distances of measured steps from their predictions, so that an interval with the half-width of
+    their quantile q contains the share q of the steps.
+
     Parameters
     ----------
     level : float
@@ -68,13 +75,13 @@ def width_ratio(level: float, without: str = "") -> float:
     Returns
     -------
     float
-        The ratio of two quantiles of `residuals`, where each set has the same weight.
+        The ratio of two quantiles, where each set has the same weight.
     """
     in_sight = _residuals_in_sight()
     used = in_sight[in_sight["source"] != without]
-    own = used["residual"].to_numpy()
-    half_width = quantile(own, used["set"], 2 * level - 1)
-    half_width_of_90 = quantile(own, used["set"], law.NOMINAL)
+    distances = used["residual"].to_numpy()
+    half_width = quantile(distances, used["set"], 2 * level - 1)
+    half_width_of_90 = quantile(distances, used["set"], law.NOMINAL)
     return half_width / half_width_of_90
 
 
@@ -86,7 +93,7 @@ def _residuals_in_sight() -> pd.DataFrame:
 
 
 def later_cases() -> pd.DataFrame:
-    """Return the cases of the curves that were opened after the law had been committed.
+    """Return the cases of the curves that were first read after the law had been committed.
 
     Returns
     -------
@@ -112,11 +119,13 @@ def cases_in_sight() -> pd.DataFrame:
     """
     tables = []
     for name, curves in scaling.sets().items():
-        # A name is the source and, after a comma, what its sets differ in. As in
-        # `steps_in_sight`, the networks of Pollux are judged apart. Other sets of one source,
-        # such as "Anemoi, mean" and "Anemoi, median", are judged together.
+        # A name is the source and, after a comma, what its sets differ in. Those of Pollux are
+        # different networks, which are judged apart. Other sets of one source, such as
+        # "Anemoi, mean" and "Anemoi, median", are judged together.
         source = name.partition(",")[0]
-        own = scaling.cases(curves, scaling.MOST_TIMES)
+        # As in the goals, counts of at most MOST_TIMES the nodes of the anchor, the count from
+        # which they are predicted.
+        own = scaling.cases(curves, most_times=scaling.MOST_TIMES)
         judged_as = name if source == "Pollux" else source
         tables.append(own.assign(set=judged_as, source=source))
     return pd.concat(tables, ignore_index=True)
@@ -125,7 +134,8 @@ def cases_in_sight() -> pd.DataFrame:
 def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     """Return which wishes would be answered at a level, and whether rightly.
 
-    A wish asks whether the scaling factor on more nodes is at least `scaling.WISH`.
+    A wish asks whether the scaling factor on more nodes, the step of the smallest count
+    (``one_s``) over the measured one, is at least `scaling.WISH`.
 
     Parameters
     ----------
@@ -140,11 +150,11 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
         The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without
         an answer.
     """
-    # The intervals of the command are those at its own level, with a ratio of widths of 1. It
-    # leaves some wishes open that these intervals answer, because a step has to be measured
-    # again. These wishes stay open at every level.
-    is_answered_by_width, _ = _answered(cases, np.ones(len(cases)))
-    is_doubtful = is_answered_by_width & ~cases["answered_today"].to_numpy(bool)
+    # The command leaves a wish open, whatever the interval is, if a step that decides it is
+    # doubtful and has to be measured again. These are the wishes that the command does not
+    # answer, although its own intervals, with a ratio of 1, do. They stay open at every level.
+    is_answered_by_interval, _ = _answered(cases, ratio=np.ones(len(cases)))
+    is_doubtful = is_answered_by_interval & ~cases["answered_today"].to_numpy(bool)
     # A source does not choose the width by which it is judged.
     ratios = {
         name: width_ratio(level, without=name) for name in cases["source"].unique()
@@ -161,18 +171,18 @@ def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarra
 
     A wish asks whether the scaling factor, the step of the smallest count over that of the
     larger one, is at least `scaling.WISH`. It is answered if all likely steps of both counts
-    give the same answer. ``ratio``, shape (n,), multiplies the half-widths of the interval of
-    each case.
+    give the same answer. Those of the smallest count reach from ``fastest_one_s`` to
+    ``slowest_one_s``, the steps of its fastest and slowest job. ``ratio``, shape (n,), multiplies
+    the half-widths of the interval of each case.
     """
     predicted_s = cases["predicted_s"]
     lower_s = predicted_s - ratio * (predicted_s - cases["lower_s"])
     upper_s = predicted_s + ratio * (cases["upper_s"] - predicted_s)
-    # More nodes do not shorten a step, so that no likely step is shorter than ``least_s``, to
-    # which the anchor limits it.
+    # More nodes do not shorten a step, so that no likely step is shorter than ``least_s``, that
+    # of the fastest job on the anchor, the fewer nodes from which the step is predicted.
     lower_s = np.maximum(lower_s, cases["least_s"])
-    # The smallest likely factor is the step of the fastest job on the smallest count over the
-    # longest likely step. The answer is yes if even this factor is enough. It is no if even
-    # the largest likely factor is too small.
+    # The answer is yes if even the smallest likely factor is enough, and no if even the largest
+    # one is too small.
     is_yes = (cases["fastest_one_s"] / upper_s >= scaling.WISH).to_numpy()
     is_no = (cases["slowest_one_s"] / lower_s < scaling.WISH).to_numpy()
     return is_yes | is_no, is_yes
@@ -180,6 +190,9 @@ def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarra
 
 def compared(cases: pd.DataFrame) -> pd.DataFrame:
     """Return which share of wishes each of LEVELS answers, and which share of answers is right.
+
+    A wish asks whether the scaling factor is at least `scaling.WISH`. The narrower intervals of a
+    lower level answer more wishes.
 
     Parameters
     ----------
@@ -212,6 +225,7 @@ def compared(cases: pd.DataFrame) -> pd.DataFrame:
                     "cases": len(part),
                     "answers": int(part["answered"].sum()),
                     "answered": part["answered"].mean(),
+                    # The mean leaves out cases without an answer, whose ``right`` is NaN.
                     "right": part["right"].mean(),
                 }
             )
