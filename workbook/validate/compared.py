@@ -45,6 +45,8 @@ def compared(directory: Path) -> Iterator[str]:
     if source.has("predicted"):
         when = "The predictions were written before the runs."
         cases = labelled(joined(source))
+        # Marked cases are listed, but not counted in the medians. `joined` marks disturbed
+        # cases, and those that the processor limited are added. `judge` below marks both.
         cases["marked"] |= cases["processor_limited"]
     else:
         when = (
@@ -121,7 +123,8 @@ def _line_of_case(case: Any) -> str:
     """Return what was measured and predicted of a case, a row of cases, in words."""
     what = f"{case.network}:{case.batch} {case.plan}, {case.workers} ranks over {case.link}"
     predicted_s = case.model_iteration_s
-    # The prediction of a training is moved by how far its compute time was off.
+    # The error of a training is that of its exposed communication alone. The prediction with this
+    # error has the measured compute time in place of the predicted one.
     if case.kind == TRAINING:
         predicted_s = case.measured_iteration_s * (1 + case.error)
     lower, upper = format_seconds(case.lower_s), format_seconds(case.upper_s)

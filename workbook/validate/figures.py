@@ -36,15 +36,18 @@ def every_case(
     """Draw the error of every case by our model, and by a model without overlap.
 
     Errors of real training are paired: what a model predicts for exposed communication
-    is added to the compute time that was measured around the run. A plan with one
-    message overlaps nothing and tests no model of overlap, so its training is left out.
+    is added to the compute time that was measured around the run.
 
     Parameters
     ----------
-    replays, training : DataFrame
+    replays : DataFrame
         Cases, as `accuracy.labelled` returns them.
+    training : DataFrame
+        Cases of real training, as `accuracy.labelled` returns them. Those whose plan has one
+        message are left out, because they overlap nothing and test no model of overlap.
     campaign : DataFrame
-        All cases of the campaign of real training, as `accuracy.joined` returns them.
+        All cases of the campaign of real training, as `accuracy.joined` returns them. Its
+        plans with one message are drawn, too.
     live : DataFrame
         Cases of quiet live runs, as `accuracy.live` returns them. What a model without
         overlap predicts for them was not kept.
@@ -98,7 +101,7 @@ TRIVIAL = {
     "model": "our\nmodel",
     "no_overlap": "no\noverlap",
 }
-"""The models whose errors are drawn, and how they are named above their markers."""
+"""Two trivial models and ours, whose errors are drawn, and their names above the markers."""
 
 PLANS = {
     "ddp": "PyTorch's default",
@@ -139,7 +142,8 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     # Only plans with several messages test a model of overlap.
     tested = cases[~cases["one_message"]]
 
-    columns = {f"{role}_paired_error": role for role in TRIVIAL}
+    # The two trivial models, and ours between them.
+    columns = {f"{model}_paired_error": model for model in TRIVIAL}
     errors = 100 * cases[[*columns]].rename(columns=columns)
     # The rows of titles get no errors. Errors of plans with one message are drawn in grey
     # below.
@@ -151,18 +155,18 @@ def training_errors(cases: pd.DataFrame) -> Figure:
         ax, names, shown, band=("repeatability", repeats), legend="", label=label
     )
     untested = errors.drop(tested.index)
-    for role in TRIVIAL:
-        grey = replace(look(role), color="#b5b5b5")
-        plots.points(ax, untested[role], untested.index, grey, size=4.5)
+    for model in TRIVIAL:
+        grey = replace(look(model), color="#b5b5b5")
+        plots.points(ax, untested[model], untested.index, grey, size=4.5)
     _name_models(ax, errors.iloc[0], row=rows[0])
     _weigh_names(ax, cases)
 
     ours = tested["model_paired_error"].abs()
-    trivial = tested[["no_overlap_paired_error", "perfect_overlap_paired_error"]]
+    theirs = tested[["no_overlap_paired_error", "perfect_overlap_paired_error"]]
     plots.title(
         figure,
         f"On the plans that overlap, our model errs by {_span(ours)}, and a model with no "
-        f"overlap or with perfect overlap by {_span(trivial.abs().stack())}",
+        f"overlap or with perfect overlap by {_span(theirs.abs().stack())}",
     )
     return figure
 
@@ -186,8 +190,8 @@ def _name_models(ax: Axes, errors: pd.Series, row: int) -> None:
 
     ``errors`` are those of the row by model, in per cent.
     """
-    for role, name in TRIVIAL.items():
-        named = ax.text(errors[role], row - 0.35, name, ha="center", va="bottom")
+    for model, name in TRIVIAL.items():
+        named = ax.text(errors[model], row - 0.35, name, ha="center", va="bottom")
         named.set(color=INK, linespacing=0.95)
 
 

@@ -67,16 +67,18 @@ def _gains(advice: Advice, runs: pd.DataFrame) -> dict[str, Any]:
     runs : DataFrame
         The measured iterations of the pair under several plans.
     """
-    rounds = _seconds_of_rounds(runs, advice)
-    trained = [option for option in advice.ranked if option.name in rounds]
+    # The median iteration of each round (rows) under each plan that was trained (columns).
+    medians_s = _seconds_of_rounds(runs, advice)
+    n_rounds, n_plans = medians_s.shape
+    trained = [option for option in advice.ranked if option.name in medians_s.columns]
     # The plan with the largest predicted gain over the default.
     best = next(option for option in trained if option.name != DEFAULT)
-    # All medians in ``rounds`` are over the same number of iterations.
-    iterations = len(runs) // rounds.size
-    predicted = advice.gain(best, rounds=len(rounds), iterations_per_round=iterations)
-    measured = measured_gain(rounds, best.name)
-    # A change is advised by its gain in the long run, whose interval is narrower, because no
-    # noise of a measurement is in it.
+    # Each median is over the same number of iterations.
+    iterations = len(runs) // (n_rounds * n_plans)
+    predicted = advice.gain(best, rounds=n_rounds, iterations_per_round=iterations)
+    measured = measured_gain(medians_s, best.name)
+    # Without a number of rounds, this is the interval of the gain in the long run, by which a
+    # change is advised. It has no noise of a measurement, and is narrower.
     least_gain, _ = advice.gain(best).interval
     low, high = predicted.interval
     measured_low, measured_high = measured.interval

@@ -128,7 +128,8 @@ def real_times(
     iteration = ours.iteration
     link = iteration.link
     # LINE_BESIDE has the straight line in place of our cost. All else is as in our model, but
-    # for the burst of the link, of which a line knows nothing.
+    # for the burst of the link, of which a line knows nothing. Without a burst, the link needs
+    # no time of a byte either.
     form_of_line, _ = TRIALS[LINE]
     line_beside = replace(
         iteration,
@@ -143,12 +144,14 @@ def real_times(
     )
     # The rivals, too, take the iteration without slowdowns, copies and the time of buckets.
     # `predicted_times` uses no interval.
-    seconds = predicted_times(Forecast(bare, interval_s=None), costs_by_form)
-    # Of the bare iteration, the result under the name of our model is that of BARE.
-    seconds[BARE] = seconds[OURS]
-    seconds[OURS] = times(iteration.prediction)
-    seconds[LINE_BESIDE] = times(line_beside.prediction)
-    return seconds
+    of_bare = predicted_times(Forecast(bare, interval_s=None), costs_by_form)
+    return {
+        **of_bare,
+        # Our model of the bare iteration is BARE, and that of the full one is OURS.
+        BARE: of_bare[OURS],
+        OURS: times(iteration.prediction),
+        LINE_BESIDE: times(line_beside.prediction),
+    }
 
 
 def times(prediction: Prediction) -> Times:

@@ -209,7 +209,7 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     -------
     dict
         A row of ``judged.csv``. ``right_`` is what scenarios.yml wants to be named, and
-        ``named_`` what explain names. ``odd_s``, ``even_s`` and ``replay_s`` are median
+        ``named_`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
         iterations: measured with the delay, measured without it, and replayed with it.
         ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what explain predicts
         without the delay of the right rank. Rules of thumb and remedies have columns of
@@ -248,10 +248,11 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
 def _without_columns(
     explained: Explanation, rank: int | None
 ) -> dict[str, float | None]:
-    """Return what explain predicts without the delay of a rank, as columns of ``judged.csv``.
+    """Return what is predicted without the delay of a rank, as columns of ``judged.csv``.
 
-    The rank is the one that is right to name, even if explain names another one. All values
-    are None if no rank is to be named, or if explain lists no time that was lost by the rank.
+    `ddlkit explain` predicts it. The rank is the one that is right to name, even if it names
+    another one. All values are None if no rank is to be named, or if it lists no time that was
+    lost by the rank.
     """
     if rank is not None:
         for cause in explained.causes:
@@ -270,7 +271,9 @@ def _without_columns(
 def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float | None]:
     """Return what the iteration of a scenario takes with its remedy, recorded and predicted.
 
-    A remedy is a faster link or another size of buckets.
+    A remedy is a faster link or another size of buckets. It is predicted from the traces of the
+    training without the remedy, with and without a reference: the cost of messages, as timed
+    outside of the training on the same link without the remedy.
 
     Parameters
     ----------
@@ -282,10 +285,9 @@ def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float 
     Returns
     -------
     dict of str to float or None
-        Seconds. ``remedy_s`` is recorded. ``remedy_with_s`` is predicted with a reference,
-        which is the cost of messages that were timed alone on the link, and
-        ``remedy_alone_s`` without one. All are None if the scenario has no remedy, and a
-        prediction is None where explain refuses to make it.
+        Seconds. ``remedy_s`` is recorded with the remedy, ``remedy_with_s`` is predicted with
+        the reference, and ``remedy_alone_s`` from the traces alone. All are None if the
+        scenario has no remedy, and a prediction is None where `ddlkit explain` refuses it.
     """
     if not stated.get("remedy"):
         return {"remedy_s": None, "remedy_with_s": None, "remedy_alone_s": None}
@@ -294,13 +296,15 @@ def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float 
     sizes, seconds, _ = read_bytes_seconds(
         folder / "collectives.csv", collective="all_reduce", ranks=stated["ranks"]
     )
-    # The reference. No interval is asked for, so that it needs no draws.
-    cost = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
-    # A fitted cost may have a negative start-up, but no message has one.
-    startup_s = max(0.0, cost.startup_s())
+    # No interval is asked for, so that the reference needs no draws.
+    reference = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
+    # Messages that were under way together shared the link, but not their start-ups. So the
+    # training is told the start-up, too. A fitted one may be negative, but that of no message is.
+    startup_s = max(0.0, reference.startup_s())
+    with_startup = training(folder, startup_s)
     return {
         "remedy_s": float(np.median(recorded.measured_s)),
-        "remedy_with_s": _predicted_s(stated, training(folder, startup_s), cost),
+        "remedy_with_s": _predicted_s(stated, with_startup, cost=reference),
         "remedy_alone_s": _predicted_s(stated, training(folder), cost=None),
     }
 
@@ -317,10 +321,11 @@ def _predicted_s(
     traced : TracedTraining
         The training without the remedy.
     cost : MessageCost or None
-        The cost of messages as timed alone on the same link, None without such times.
+        The cost of messages as timed outside of the training on the same link, None without
+        such times.
     """
     explained = explanation(traced, reference=cost)
-    # Explain itself predicts the remedy of a faster link, or leaves it out.
+    # `ddlkit explain` itself predicts the remedy of a faster link, or leaves it out.
     if "link" in stated["remedy"]:
         for remedy in explained.remedies:
             if remedy.setting == LINK_REMEDY:
@@ -382,7 +387,10 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     Parameters
     ----------
     judged : DataFrame
-        The rows of ``judged.csv``.
+        The rows of ``judged.csv``, as `judged_row` returns them. Iterations of odd numbers
+        have a delay, and those of even numbers have none: ``odd_s`` and ``even_s`` are their
+        measured medians. ``replay_s`` is replayed with the delay, and ``without_s`` is
+        predicted without it.
 
     Returns
     -------
@@ -397,7 +405,7 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
     # Iterations without any delay then do not tell how long such an iteration takes.
     single = injected[injected["delayed_ranks"] == 1]
     without_error = (single["without_s"] / single["even_s"] - 1).abs()
-    # A delay of which explain says nothing counts as an infinite error.
+    # A delay of which `ddlkit explain` says nothing counts as an infinite error.
     without_error = without_error.fillna(np.inf)
     # What an iteration really gains without the delay.
     truth_s = single["odd_s"] - single["even_s"]
@@ -418,11 +426,15 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
 
 
 def _share_named(injected: pd.DataFrame) -> float:
-    """Return in what share of large delays explain names the right rank and phase."""
+    """Return the share of large delays whose rank and phase are named rightly.
+
+    They are named by `ddlkit explain` (``named_rank``, ``named_phase``). The right ones are those
+    that were delayed on purpose (``right_rank``, ``right_phase``).
+    """
     # Iterations of odd numbers have the delay, those of even numbers have not.
     delay_s = injected["odd_s"] - injected["even_s"]
     large = injected[delay_s >= LARGE * injected["odd_s"]]
-    # "any" stands where every phase of the right rank is right.
+    # The right phase is "any" if every phase of the right rank may be named.
     is_phase_right = (large["right_phase"] == "any") | (
         large["right_phase"] == large["named_phase"]
     )
@@ -431,25 +443,24 @@ def _share_named(injected: pd.DataFrame) -> float:
 
 
 def _share_better(injected: pd.DataFrame) -> float:
-    """Return in what share of the delays explain is better than each rule of thumb.
+    """Return the share of delays of which `ddlkit explain` is better than all three rules of thumb.
 
-    Its gain errs less than those of sums of waits and of times of backward. By last arrivals,
-    the right rank is named only if explain names it, too.
+    It is better than sums of waits and than times of backward if its gain without the delay errs
+    less. It is better than last arrivals, which state no gain, unless that rule alone names the
+    right rank.
     """
     # Iterations of odd numbers have the delay, those of even numbers have not.
     truth_s = injected["odd_s"] - injected["even_s"]
-    # A delay of which explain says nothing counts as an infinite error.
+    # A delay without a gain by `ddlkit explain` counts as an infinite error.
     error_s = (injected["gain_s"] - truth_s).abs().fillna(np.inf)
     waits_error_s = (injected["waits_gain_s"] - truth_s).abs()
     backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
-    # Last arrivals name a rank, but no gain. The rule is better only if it names the right
-    # rank and explain does not.
     is_last_wrong = injected["last_rank"] != injected["right_rank"]
-    is_named = injected["named_rank"] == injected["right_rank"]
+    is_named_rightly = injected["named_rank"] == injected["right_rank"]
     is_better = (
         (error_s < waits_error_s)
         & (error_s < backward_error_s)
-        & (is_named | is_last_wrong)
+        & (is_named_rightly | is_last_wrong)
     )
     return float(is_better.mean())
 
@@ -457,7 +468,7 @@ def _share_better(injected: pd.DataFrame) -> float:
 def _largest_error(judged: pd.DataFrame, column: str) -> float:
     """Return the largest relative error of a column of predicted iterations with remedies.
 
-    Predictions that explain refused are NaN and do not count. If all are, the result is 0.
+    Predictions that `ddlkit explain` refused are NaN and do not count. If all are, the result is 0.
     """
     errors = (judged[column] / judged["remedy_s"] - 1).abs().dropna()
     return float(errors.max()) if len(errors) else 0.0
@@ -488,8 +499,8 @@ TITLES = {
 def gains(judged: pd.DataFrame) -> Figure:
     """Draw what iterations gain without the delay of one rank.
 
-    There are the measured gain, the gain that explain replays, with its interval, and the
-    gains that two rules of thumb state.
+    There are the measured gain, the gain that `ddlkit explain` replays, with its interval, and
+    the gains that two rules of thumb state.
 
     Parameters
     ----------
@@ -516,6 +527,7 @@ def gains(judged: pd.DataFrame) -> Figure:
         label="interval",
     )
     plots.points(ax, replayed_ms, rows, replace(model, label="replayed"), size=5)
+    # Rules of thumb have no looks. They are drawn in those of two models, under their own names.
     rules = {
         "waits_gain_s": replace(look("no_overlap"), label="sums of waits"),
         "backward_gain_s": replace(look("line_medians"), label="times of backward"),
