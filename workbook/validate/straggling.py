@@ -211,8 +211,8 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         A row of ``judged.csv``. ``right_`` is what scenarios.yml wants to be named, and
         ``named_`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
         iterations: measured with the delay, measured without it, and replayed with it.
-        ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what explain predicts
-        without the delay of the right rank. Rules of thumb and remedies have columns of
+        ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what it predicts without
+        the delay of the right rank. Rules of thumb and remedies have columns of
         their own. Values are None where nothing is named, predicted or to be named.
     """
     traced = training(folder)

@@ -339,8 +339,8 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return each count of several nodes as predicted while it is left out.
 
     A count is a number of nodes with a number of GPUs. The prediction is interpolated between
-    the measured neighbours of the count. A smaller neighbour always exists, because every curve
-    has a count on one node. The largest count has no larger neighbour, and has no row. Nor do
+    the measured neighbours of the count. A smaller neighbour always exists, because `scale`
+    needs a count on one node. The largest count has no larger neighbour, and has no row. Nor do
     counts with partly used nodes.
 
     Parameters
