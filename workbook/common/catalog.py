@@ -230,12 +230,13 @@ def _count_output(output: Any) -> Counter[str]:
         words=len(printed.split()),
         figures=int(has_figure),
         tables=tables,
+        # "sentences" are printed lines, each of which costs time beyond its words.
         sentences=len(lines),
     )
 
 
 def find_long(executed: Sequence[Path]) -> list[str]:
-    """Return which executed notebooks take too long to read, or print a warning.
+    """Return which executed notebooks take too long to read, and which show a warning.
 
     Parameters
     ----------
@@ -247,7 +248,8 @@ def find_long(executed: Sequence[Path]) -> list[str]:
     list of str
         One line for each problem. A notebook takes too long if it takes longer than it
         may, or longer than it states. The course, which is all notebooks but REFERENCE, and
-        its core path, which is those of CORE_NUMBERS, have limits of their own.
+        its core path, which is those of CORE_NUMBERS, have limits of their own. A notebook
+        shows a warning if one of its cells printed on standard error.
     """
     import nbformat
 

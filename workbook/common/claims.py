@@ -148,12 +148,12 @@ class Result:
 
     @property
     def excludes_nothing(self) -> bool:
-        """Return whether the spans begin at zero or below.
+        """Return whether the spans begin at zero or below. As a bound, they support nothing.
 
-        A bound with such spans excludes nothing. The quantities of bounds, such as the parts
-        of an iteration, are never negative, so a lower bound of zero holds for each value.
-        An upper bound, which begins at minus infinity, holds by definition: a part is at
-        most as long as the whole.
+        A bound is an interval in which the quantity must lie. The bounded quantities, such as
+        the parts of an iteration, are never negative, so that a lower end of zero excludes no
+        value. The upper end says only that a part is at most as long as the whole, which is
+        true of every part.
         """
         return self.low <= 0
 
@@ -293,14 +293,17 @@ def by_model(
         # The accepted values of the claim's number, as values of the quantity.
         lower = (low - offset) / scale
         upper = (high - offset) / scale
+        # How the interval stands with all statements but that of this quantity.
         left_out = search.without(quantity, lower, upper)
-        # The values are in ascending order, so these are the least and the largest.
+        # The values of the quantity in the settings that meet the most other statements.
+        # They are in ascending order, so that these are the least and the largest.
         least, most = offset + scale * left_out.values[[0, -1]]
-        # The standing has the text of an outcome.
+        # The standing is a text such as "compatible", which is the value of an Outcome.
         outcome = Outcome(left_out.standing)
         return Verdict(outcome, _how_it_stands(left_out, least, most))
 
-    # The values do not depend on the interval that is judged, so none is given.
+    # The other statements choose the settings, whatever interval is judged, and with them
+    # the values. So no interval is given here.
     values = offset + scale * search.without(quantity).values
     return replace(modelled(values, note), judge=judge)
 
@@ -552,10 +555,11 @@ class Claim:
         Parameters
         ----------
         result : Result
-            What was computed. If it has a ``judge``, this function decides. Of measured or
-            counted numbers, over links, networks or repeats, all must be accepted. Of
-            other evidence, one accepted number suffices. A bound that no possible value
-            could miss supports nothing, so that the claim is not testable.
+            What was computed. If it has a ``judge``, this function decides. Else the claim
+            must accept all numbers that were measured or counted, such as those of several
+            links, networks or repeats. Of other evidence, it need accept only one number.
+            A bound that begins at zero or below can contradict the claim but not support it,
+            so that the claim is not testable if it agrees with such a bound.
 
         Returns
         -------
@@ -597,7 +601,7 @@ def judged(result: Result, low: float, high: float) -> Verdict:
     # All other evidence: one accepted number suffices.
     if not result.meets(low, high):
         return Verdict(Outcome.CONTRADICTED)
-    # Agreement with a bound that every possible value meets supports nothing.
+    # A bound that begins at zero or below can only contradict.
     if result.evidence is Evidence.BOUND and result.excludes_nothing:
         return Verdict(Outcome.NOT_TESTABLE)
     return Verdict(Outcome.COMPATIBLE)

@@ -49,13 +49,15 @@ class Stated:
         -------
         ndarray of float32, shape of ``value``
             The distance of each value from the interval, in half-widths of the interval, and
-            0 inside. An interval with one end is given a half-width of 0.05.
+            0 inside. An interval with one end is given a half-width of 0.05 in the unit of
+            the quantity, which is a choice.
         """
         # This is negative for values inside the interval.
         outside = np.maximum(self.low - value, value - self.high)
         half_width = (self.high - self.low) / 2
         if not math.isfinite(half_width):
             half_width = 0.05
+        # A grid has many settings, for which float32 takes little memory.
         return (np.maximum(outside, 0.0) / half_width).astype(np.float32)
 
 
@@ -119,12 +121,12 @@ class LeftOut:
 
 
 class _BestOthers(NamedTuple):
-    """Where most statements other than one hold.
+    """The settings that meet the most statements other than one.
 
     Attributes
     ----------
     most : int
-        How many of them hold there.
+        How many of these other statements each of the settings meets.
     places : ndarray, shape (n,)
         The places of these settings in the flattened grid.
     values : ndarray
@@ -222,7 +224,10 @@ class SettingSearch:
     def without(
         self, name: str, low: float = math.nan, high: float = math.nan
     ) -> LeftOut:
-        """Return how an interval of a quantity stands with all other statements.
+        """Return how an interval of a quantity stands with the statements on other quantities.
+
+        The other statements choose the settings that meet the most of them. The interval is
+        then compared with the values of the quantity in these settings.
 
         Parameters
         ----------
@@ -237,16 +242,19 @@ class SettingSearch:
         LeftOut
             How the interval stands.
         """
+        # In which settings the statement of this name holds: in none if there is no such one.
         statement_holds = self._where_holds(name)
+        # How many of the other statements hold, by setting.
+        others = self.count - statement_holds
+        # In which settings the judged interval has the quantity. NaN stands for an interval
+        # that was not given.
         holds = statement_holds
-        # NaN stands for an interval that was not given.
         if not math.isnan(low):
             holds = self._where_between(name, low, high)
 
-        # How many of the other statements hold, by setting.
-        others = self.count - statement_holds
+        # The settings that meet the most others, with one array of places for each axis of
+        # the grid.
         best = self._best_others(name, others)
-        # One array of places for each axis of the grid.
         best_places = np.unravel_index(best.places, self.grid.shape)
         # The statement of this name, if there is one, is not one of the others.
         is_stated = name in [statement.name for statement in self.stated]
@@ -262,7 +270,7 @@ class SettingSearch:
         )
 
     def _best_others(self, name: str, others: NDArray[np.int8]) -> _BestOthers:
-        """Return where most statements other than that of a quantity hold.
+        """Return the settings that meet the most statements other than that of a quantity.
 
         ``others`` is how many of the other statements hold, by setting. The result is
         computed once for each name.

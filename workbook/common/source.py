@@ -475,7 +475,9 @@ def open_campaign(data: str = "", name: str = CAMPAIGN) -> Source:
 
 
 def open_labs(data: str = "", name: str = LABS) -> Source:
-    """Return the calibrations, or echoes, of many labs.
+    """Return what was timed on the links of many labs: collectives, or echoes.
+
+    An echo is a round trip: a payload is sent to another rank, which returns it.
 
     Parameters
     ----------
@@ -491,12 +493,14 @@ def open_labs(data: str = "", name: str = LABS) -> Source:
     Raises
     ------
     UserError
-        If there are no such tables.
+        If there is neither a table of collectives nor one of echoes.
     """
+    # One of the two tables suffices.
     directory = _directory_with(data, name, "collectives", "echoes")
     directories = [directory]
     if directory.name == LABS:
-        # The labs that were calibrated before these are in the directory "labs" next to it.
+        # LABS is the directory "labs-open". The labs that were timed before its labs are in
+        # the directory "labs" next to it.
         directories.append(directory.with_name("labs"))
     return Source(tuple(directories))
 
