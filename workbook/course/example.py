@@ -97,8 +97,8 @@ class Example:
 def load() -> Example:
     """Return the running example, made from the recording that teaches.
 
-    All lessons are made from this recording. The rescaled layers are those of its campaign
-    of replays, source.BEST.
+    All lessons are made from this recording. Its layers were also rescaled, that is, all
+    compute times were multiplied by one factor, for the campaign of replays source.BEST.
 
     Examples
     --------
@@ -109,8 +109,7 @@ def load() -> Example:
     recording = source.open_source()
     # Without draws, costs have no intervals, which the example does not need.
     calibration = Calibration.of(recording.table("collectives"), draws=0)
-    # Without ``data``, the recorded campaign is opened.
-    campaign = source.open_campaign(data="", name=source.BEST)
+    campaign = source.open_campaign(name=source.BEST)
     # The second result has the replays themselves, of which only the layers are needed.
     rescaled, _ = source.as_replayed(campaign, NETWORK, LINK, WORKERS)
     return Example(

@@ -129,8 +129,8 @@ class Judge:
     def __call__(self, number: int, answer: Any) -> None:
         """Print whether an answer is right, with the hint or the explanation.
 
-        A text is compared by the reader: if it is not empty, the three points of the
-        solution are printed.
+        An answer in words must only not be empty. The three points of the solution are then
+        printed, and the reader compares them with the answer.
 
         Parameters
         ----------
@@ -166,6 +166,8 @@ class Judge:
             answer = key.answer
         # An empty text means that nothing is wrong, here and in ``problem``.
         fault = key.refusal(answer)
+        # The notebooks of the book give None as each answer, so that the fault is the
+        # solution's.
         if tests_solution:
             problem = f"the solution {fault}" if fault else key.weakness()
             if problem:

@@ -131,8 +131,8 @@ def _mark_exposed(ax: Axes, timeline: Timeline, scale: float, unit: str) -> None
     times ``scale`` are times in ``unit``.
     """
     edge = look("all_reduce").color
-    # Each row has the start and the end of a span of compute. As in `gantt`, the first span
-    # of the timeline starts at 0.
+    # Each row has the start and the end of a span of compute. Layers that are computed one
+    # right after the other are a single span. As in `gantt`, the timeline starts at 0.
     computing = scale * (timeline.spans(COMPUTE) - timeline.start_s.min())
     # A wait begins at the end of each span but the last, and ends at the start of the next.
     wait_begins = computing[:-1, 1]

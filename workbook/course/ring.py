@@ -193,8 +193,8 @@ def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
 def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
     """Draw an arrow for each piece that is passed on, from a rank to its right neighbour.
 
-    The last rank sends to the first one. One arrow leads from it to the right edge of the
-    panel, and another one from the left edge to the first rank.
+    The last rank sends to the first one. One arrow leads from it towards the right edge of
+    the panel, and another one from the left edge to the first rank.
 
     Parameters
     ----------
@@ -215,7 +215,8 @@ def _draw_arrows(ax: Axes, passed: pd.DataFrame, ranks: int) -> None:
 
     for row in passed.itertuples():
         # Squares are 1 apart. Arrows begin and end 0.22 from the middle of a square, so that
-        # they leave its number free.
+        # they leave its number free. At the edges of the panel, which are 0.8 from the middle
+        # of the nearest square (`_draw_pieces`), they end and begin at 0.72, just inside.
         if row.rank < ranks - 1:
             draw_arrow(row.rank + 0.22, row.to - 0.22, row.piece)
         else:

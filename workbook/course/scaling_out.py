@@ -77,7 +77,7 @@ def predicted() -> Scaling:
         frame[frame["nodes"] <= SHOWN_NODES],
         # Steps were measured on these nodes, too, with which the prediction is compared.
         nodes=[25, 50, 100],
-        # The gradients and the all-reduces are those of the messages alone.
+        # These two give the time of the messages, for the step that nothing else lengthens.
         workload=weather_model(),
         collectives=all_reduces(),
         wish=0.8,
@@ -116,7 +116,8 @@ def osf_factor(nodes: int) -> float:
     model = weather_model()
     # The time of the all-reduce of each bucket.
     sent_s = line.alpha_s + growth * line.beta_s_per_byte * model.bytes
-    # With first=0, Eq 8 is read as the prose of the paper has it, and not as printed.
+    # With first=0, the all-reduce of a layer waits for the backward of this layer, as the
+    # prose of the paper has it. Eq 8 as printed leaves this backward out, and starts too early.
     factor = equations.osf(
         model.forward_s, model.backward_s.tolist(), sent_s.tolist(), first=0
     )

@@ -139,9 +139,9 @@ def _sentence(key: tuple[str, int], measured: Timed, recorded: Timed) -> str:
         f"{len(measured.seconds)} all-reduces among {workers} workers over {link} were "
         f"timed on this machine, and {len(recorded.seconds)} in the recording."
     ]
-    # The start-up is compared at a size that both machines have. No size can be in both that
-    # is smaller than the larger of their two smallest sizes. If one machine lacks this size,
-    # the start-up is left out.
+    # The start-up is compared at the smallest size that both machines can have, which is the
+    # larger of their two smallest sizes. If one machine lacks this size, the start-up is left
+    # out.
     smallest = max(measured.medians.index.min(), recorded.medians.index.min())
     if smallest in measured.medians and smallest in recorded.medians:
         parts.append(

@@ -154,8 +154,9 @@ def _range_sentence(defaults: pd.DataFrame) -> str:
 def _shown_plans(ratios_here: pd.DataFrame) -> list[str]:
     """Return the plans that are drawn, that with the least median ratio first.
 
-    ``ratios_here`` is as `ratios` returns it. Random plans, such as "random:1:3", test the model.
-    No planner would choose them, so they are left out.
+    ``ratios_here`` is as `ratios` returns it: its column ``other`` is a plan, and ``ratio`` is
+    the step under this plan over the step under the model's best plan. Random plans, such as
+    "random:1:3", test the model. No planner would choose them, so they are left out.
     """
     is_random = ratios_here["other"].str.startswith("random")
     medians = ratios_here[~is_random].groupby("other")["ratio"].median()

@@ -123,7 +123,8 @@ def _sentence(both: pd.DataFrame) -> str:
     """Return the median slowdowns of backward and of messages in words.
 
     ``both`` has a row for each slowdown that was measured here and in the recording. A cluster
-    is a network, batch, number of ranks and link.
+    is a network, batch, number of ranks and link. The text calls it a pair of a network and a
+    link, because each network has one batch and one number of ranks in the recording.
     """
     clusters = len(both[SLOWDOWN_KEY].drop_duplicates())
     noun = "pair" if clusters == 1 else "pairs"

@@ -158,9 +158,10 @@ def _sentences(
 def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
     """Return the key numbers of real training by name, or an empty dict without a case.
 
-    Errors, coverages and half-widths are shares: 0.01 is 1%. The coverage is the share of cases
-    whose measured step lies in its predicted interval. The half-width is half of this interval
-    over the predicted step, as the median over cases.
+    Errors, coverages and half-widths are shares: 0.01 is 1%. A *paired* error is that of a
+    prediction which has the compute time that the run itself measured. The coverage is the
+    share of cases whose measured step lies in its predicted interval. The half-width is half of
+    this interval over the predicted step, as the median over cases.
     """
     if training.empty:
         return {}
