@@ -307,8 +307,9 @@ class Setting:
             image_bytes = JPEG_BYTES
         # ``rate`` is that of all machines together, in bytes per second.
         if cluster == "K80":
-            # One machine alone reads at the stated rate, or at its share of the rate of the
-            # file server if that is higher. The server limits all machines together.
+            # One machine alone reads at the stated rate. In settings with files in memory,
+            # the rate of all machines is so high that a machine's share of it is above the
+            # stated rate, and this share counts. The rate of all machines is never exceeded.
             stated_rate = CLUSTERS["K80"].storage_bytes_per_s
             rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
             rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)
@@ -349,8 +350,7 @@ class Setting:
             waits_s = 0.0
         reads_s = self.reads_s(cluster, network, framework, gpus)
         if without == "reading":
-            # The product keeps the shape of an array.
-            reads_s = 0.0 * reads_s
+            reads_s = 0.0
         # The forward pass takes half as long as the backward pass.
         compute_s = 1.5 * self.backward_s(cluster, network, gpus.n)
         # The processor of a machine decodes the batches of all its GPUs.

@@ -261,7 +261,8 @@ def period_s(
     message. There are two more conditions:
 
     - A read waits neither for updates nor for copies: of ``strategy``, ``reads_ahead`` is
-      true, ``one_buffer`` is false and ``batches_ahead`` is 0.
+      true, ``one_buffer`` is false, and ``batches_ahead`` is 0, which stands for as many
+      batches as the disk can read.
     - The processor of a machine decodes: ``gpus.decoding`` is "machine".
 
     Parameters

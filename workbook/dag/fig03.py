@@ -102,12 +102,15 @@ def _least_backward(gpu: str) -> Result:
     The paper prints a peak rate that its stated clock does not reach. There is a reading
     for each of the two peaks: the printed one, and that of the stated clock.
     """
-    # The FLOP of one image, by layer in forward order. A multiply-add is two operations.
+    # The FLOP of one image, by layer in forward order. A multiply-add is two operations. In
+    # ResNet-50 as published, the first 1x1 convolution of a block has the stride.
     layers = networks.layers("resnet50_published")
     forward_flops = [2 * layer.multiply_adds for layer in layers]
     backward_flops = BATCH["ResNet-50"] * _least_backward_flops(forward_flops)
     forward_gflop = sum(forward_flops) / 1e9
     units = " of Tensor Cores" if gpu == "V100" else ""
+    # Backward takes the FLOP of forward twice, for the gradients of weights and of inputs, but
+    # computes no gradient of the images (`_least_backward_flops`).
     note = (
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
         f"; algorithms of fewer could beat it"
@@ -164,6 +167,7 @@ def _efficiency() -> Result:
     # least efficiency has the longest time.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
+    rounding = [low, high]
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
     # 12 million float32 numbers have as many bytes as 24 million of 2 bytes each.
     two_byte = _link_use_percent(12)
@@ -174,7 +178,7 @@ def _efficiency() -> Result:
         f"2 bytes {two_byte:.1f}%, all that a ring of 16 sends {ring:.1f}%"
     )
     readings = {
-        "24 million numbers of 4 bytes": own([[low, high]], note=""),
+        "24 million numbers of 4 bytes": own([rounding], note=""),
         "numbers of 2 bytes": own(two_byte, note=""),
         "all bytes that a ring sends": own(ring, note=""),
     }
@@ -183,13 +187,14 @@ def _efficiency() -> Result:
 
 @check("dag-v100-communication")
 def _v100_communication() -> Result:
-    """Return the seconds that follow from the printed efficiency, within rounding.
+    """Return the communication in seconds that the printed efficiency needs, within rounding.
 
-    Printed are 24 million parameters and 9.6%.
+    Printed are 24 million parameters and 9.6%. The claim is the printed time.
     """
-    # The efficiency is inversely proportional to the time, so that the product of both is
-    # the time at an efficiency of 1%. It is divided by an end of the printed 9.6%. The
-    # least time has the largest efficiency.
+    # The efficiency is inversely proportional to the time. `_link_use_percent` is that at the
+    # time `V100.sent_s`, so that the product of both is the time at 1%. The time at 9.6% is
+    # 1 / 9.6 of it. It is the least with the fewest parameters and the largest efficiency that
+    # may be rounded to the printed ones, which are 23.5 million and 9.65%.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))

@@ -431,11 +431,12 @@ def _lab_error(
         The network in the paper's spelling.
     first_mean : float
         The mean error in the first recording, in %. That recording (before commit
-        4243f239) is not kept.
+        4243f239) is not kept. Other work disturbed it: messages that were timed alone, from
+        which steps are predicted, took longer than the messages of the runs.
     first_interval : (float, float)
         The 95% bootstrap interval of that mean over the cases.
     first_in_words : str
-        The mean and the largest error in the first recording.
+        The mean error of how many cases, and the largest error, in the first recording.
 
     Returns
     -------
@@ -446,12 +447,14 @@ def _lab_error(
         - Only cases with exposed messages count, because without exposed messages every
           prediction is right.
         - All cases count. Only the later recording has them.
-        - Cases with exposed messages count on all other links, too, because the mean over
-          two clusters should not depend on which two were emulated.
+        - Cases with exposed messages count, those of the later recording together with those
+          of `on_other_links`, because the mean over two clusters should not depend on which
+          two were emulated.
 
         The cases were chosen and are no random sample, so that the bootstrap interval over
         them is only in the note.
     """
+    # The cases of the later recording.
     lab = measured().query("network == @network")
     # Messages are exposed if the efficiency, the speedup over the workers, is below EXPOSED.
     has_exposed = lab["measured"] < EXPOSED * lab["workers"]
@@ -477,10 +480,12 @@ def _lab_error(
 def _later_in_words(exposed: pd.DataFrame, n_cases: int) -> str:
     """Return what the later recording says of its cases with exposed messages, for a note.
 
-    ``exposed`` has these cases, without those that the processor limits. ``n_cases`` is
-    the number of all cases of the network.
+    The later recording of two is the one that is kept. ``exposed`` has the rows of `measured`
+    of these cases, without those that the processor limits. ``n_cases`` is the number of all
+    cases of the network.
     """
     errors_percent = 100 * exposed["error"].abs().to_numpy()
+    # Of a case's runs, the largest less the least speedup over the mean speedup.
     repeats_apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
     # The 95% bootstrap interval of the mean over the cases.
     interval = claims.confident(errors_percent, np.mean, note="", grade="replayed")

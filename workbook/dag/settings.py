@@ -218,15 +218,18 @@ def by_model(
     scale = 1 / unit(claim)
     if cases is None:
         return claims.by_model(search, statement, scale)
-    # The claim must not choose the settings that judge it, so that the other statements do.
+    # The statement of the claim must not choose the settings that judge it. They are those
+    # that meet the most other statements, as in `claims.by_model`.
     places = np.argwhere(search.most_others(statement))
+    # The numbers of the cases in these settings. They have the unit of the claim, because no
+    # claim on several cases is in %.
     of_settings = cases(search.grid.at(places))
     note = _ranges_in_words(of_settings)
     if not cases_decide:
         return claims.by_model(search, statement, scale, note=note)
 
     mean = claims.by_model(search, statement, scale)
-    # The second reading has the same numbers, but another judge.
+    # The reading on each case shows the values of the mean, but is judged by the cases.
     each = replace(mean, judge=partial(_judge_each, of_settings))
     return claims.by_readings({"the mean": mean, "each": each}, note)
 
@@ -249,10 +252,10 @@ def _judge_each(of_settings: pd.DataFrame, low: float, high: float) -> claims.Ve
 
 
 def _ranges_in_words(cases: pd.DataFrame) -> str:
-    """Return the range of the numbers of each case over all settings, for a note.
+    """Return the range of the numbers of each case, for a note.
 
-    ``cases`` has a row for each setting. Columns with the same first level of their names
-    are one case.
+    ``cases`` has a row for each setting that meets the most statements other than that of the
+    claim. Columns with the same first level of their names are one case.
     """
     ranges = []
     # After the transposition there is a row for each column.
