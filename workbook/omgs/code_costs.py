@@ -256,7 +256,8 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
     network : str
         One of `workbook.omgs.equations.NETWORKS`.
     compute_s : float, optional
-        The time of all computing in seconds. 0 stands for every time that Table VI leaves.
+        The time of all computing in seconds. By default (0), all times are tried that Table
+        VI leaves for computing, which are those of ``OpenCase.compute_s``.
 
     Returns
     -------
@@ -279,11 +280,12 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
         recorded_shares(network), unstated(network)
     ):
         # The recorded LSTM has other units than most of those that are tried. So each size
-        # of its tensors is replaced by the size of the same tensor in the case.
+        # of its tensors is replaced by the size of the same tensor in the case. Tensors of
+        # equal sizes have equal sizes in the case, too.
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
         elements = [size_in_case.get(size, size) for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"
-        # Every share of every computing time.
+        # Every share of every computing time: of the given one, or else of those of the case.
         backward_times_s = np.outer(BACKWARD, compute_s or case.compute_s).flat
         for backward_s in backward_times_s:
             instance = as_in_the_code(

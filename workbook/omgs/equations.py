@@ -397,7 +397,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
     instance : Instance
         A network of L layers.
     merged : array_like of bool, shape (..., L)
-        Which layers are merged. Leading axes are choices.
+        Which layers are merged. Leading axes are choices. Layer 1 is always normal.
 
     Returns
     -------
@@ -427,6 +427,7 @@ def merged_iteration_s(instance: Instance, merged: ArrayLike) -> Floats:
         end_s = np.maximum(sent_s, computed_s) + instance.communication_s(pending)
         sent_s = np.where(is_normal, end_s, sent_s)
         pending = np.where(is_normal, 0.0, pending)
+    # Layer 1, the last of the backward pass, is normal, so that its message ends the iteration.
     return sent_s
 
 
@@ -592,7 +593,7 @@ class Candidates:
         self.q5: Bools = self.sending_s + instance.alpha_s > together_ready_s
 
     def completion_s(self, line: int = 6) -> Floats:
-        """Return when the message of layer l - 1 ends if layer l is normal.
+        """Return when the message of layer l - 1 ends if layer l is normal, that is, not merged.
 
         Parameters
         ----------
@@ -613,7 +614,8 @@ class Candidates:
         ready_s = self.u_s + self.own_s + self.before_s
         if line == 3:
             ready_s = ready_s - self.before_s
-        # The two starts in line 4 differ: tau_b^(l-1) = tau_b^(l) + t_b^(l) + t_s^(l).
+        # ``ready_s`` is tau_b^(l-1) + t_b^(l-1) + t_s^(l-1), where tau_b^(l-1) is
+        # tau_b^(l) + t_b^(l) + t_s^(l). With tau_b^(l) in its place, line 4 lacks two terms.
         if line == 4:
             ready_s = ready_s - self.own_s - self.instance.backward_s[1:]
         message_s = self.instance.communication_s(self.instance.elements[:-1])
@@ -692,7 +694,8 @@ class Candidates:
         Parameters
         ----------
         equation : {23, 24}, optional
-            By which equation. Both say the same.
+            By which equation. Both say the same, because Q4 implies Q5: alpha is not
+            negative.
 
         Returns
         -------
@@ -728,7 +731,9 @@ def merge_by_theorem(instance: Instance) -> Bools:
 
 
 PUBLISHED_GAMMA_S = 2.2e-10
-"""The gamma of the authors' published code, whose selection takes gamma d log2 d."""
+"""The gamma of the authors' published code, whose selection takes gamma d log2 d.
+
+It is in seconds, and rounded from 2.18896957e-10."""
 COUNTEREXAMPLE = Instance(
     backward_s=np.ones(3),
     elements=np.full(3, 2.0),
@@ -760,12 +765,14 @@ def find_merged_layers(
     instance : Instance
         A network of L layers.
     repairs : frozenset of str, optional
-        Which of REPAIRS to make. Without any, the algorithm is as printed. Then the times
-        after the first merged layer are NaN, with which every comparison is false.
+        Which of REPAIRS to make. Without any, the algorithm is as printed. Then line 16
+        computes 0 x log 0 for the first merged layer. This is NaN, and so are all later times,
+        with which every comparison is false.
     by_code : bool, optional
-        Whether to follow the authors' published code. It does not test Q3, and its Q5
-        leaves out t_s^(l-1), the selection from layer l - 1 alone. It always merges layer
-        L, without a test.
+        Whether to follow the authors' published code. Algorithm 1 merges layer l if its
+        message, sent apart, would delay that of layer l - 1 (Q3), and if both layers together
+        would be ready less than a start-up after the message of layer l could start (Q5). The
+        code does not test Q3, subtracts t_s^(l-1) in Q5, and merges layer L without a test.
 
     Returns
     -------
@@ -835,6 +842,8 @@ def _joins(
 ) -> bool:
     """Return whether the layer at index ``i`` is merged with the one before it (omgs Eq 24).
 
+    By Eq 24 it is merged if two conditions hold, which the paper calls Q3 and Q5.
+
     Parameters
     ----------
     layers : _MergingLayers
@@ -856,7 +865,9 @@ def _joins(
     both_computed_s = times.begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
     together_ready_s = both_computed_s + layers.together_s[i]
     if by_code:
-        # The code leaves out the selection from layer i - 1 alone, and does not test Q3.
+        # The code does not test Q3. In Q5 it counts from the end of the selection from layer i
+        # alone. It adds the backward pass of layer i - 1, and by how much selecting at once
+        # takes longer than selecting from both apart. So ``before_s`` is subtracted.
         return together_ready_s - before_s < started_s
 
     # Q3: apart, layer i - 1 is ready before the message of layer i has been sent, so that
@@ -865,15 +876,19 @@ def _joins(
     sent_end_s = started_s + instance.beta_s * layers.size[i]
     waits = apart_ready_s < sent_end_s
     # Q5: together, both layers are ready less than a start-up after the message of layer i
-    # could start.
-    return waits and started_s > together_ready_s
+    # could start, that is, before this message has started.
+    return waits and together_ready_s < started_s
 
 
 def _times_after_apart(
     layers: _MergingLayers, i: int, times: _LayerTimes
 ) -> _LayerTimes:
-    """Return the times of layer i - 1, after layer i with ``times`` was not merged."""
+    """Return the times of layer i - 1, after layer i with ``times`` was not merged.
+
+    The backward pass goes from layer i on to layer i - 1.
+    """
     selecting_s = layers.selecting_s[i]
+    # By Eq 6, layer i - 1 begins when the selection from layer i ends.
     begun_s = times.computed_s + selecting_s
     return _LayerTimes(
         begun_s=begun_s,
@@ -890,20 +905,21 @@ def _times_after_joined(
     ``layers`` have been joined already. ``repairs`` are those of REPAIRS that are made. The
     times have the printed mistakes of all others.
     """
-    # The backward pass of layer i is a part of that of layer i - 1 now.
-    computed_s = times.begun_s
+    # The backward pass of layer i is a part of that of layer i - 1 now (``join``), so that
+    # layer i itself takes no time: it is computed as soon as it begins.
+    layer_i_computed_s = times.begun_s
     # As printed, line 32 adds the backward time of layer 1, whatever layer is judged.
     if "index" not in repairs:
-        computed_s += layers.backward_s[0]
+        layer_i_computed_s += layers.backward_s[0]
     # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0, which
     # is NaN, and pays a start-up.
     selecting_s = 0.0 if "log0" in repairs else np.nan
     message_s = 0.0 if "alpha" in repairs else layers.instance.alpha_s
-    begun_s = computed_s + selecting_s
+    begun_s = layer_i_computed_s + selecting_s
     return _LayerTimes(
         begun_s=begun_s,
         computed_s=begun_s + layers.backward_s[i - 1],
-        link_free_s=max(computed_s, times.link_free_s) + message_s,
+        link_free_s=max(layer_i_computed_s, times.link_free_s) + message_s,
     )
 
 
@@ -1297,7 +1313,7 @@ def most_saved_s(
     network : str
         One of NETWORKS.
     cost : SparseGather
-        The cost of a selection and of a message.
+        The cost of a selection and of a message, as `published_cost` returns it.
     messages : int
         The number of messages.
     units : int, optional
@@ -1314,8 +1330,11 @@ def most_saved_s(
     but the start-up of the last message may be hidden, while TopK-SGD hides nothing.
     """
     sizes, _, _ = _shape(network, units)
-    all_bytes = ELEMENT_BYTES * float(sizes.sum())
-    elements_per_message = all_bytes / ELEMENT_BYTES / messages
+    all_elements = float(sizes.sum())
+    all_bytes = ELEMENT_BYTES * all_elements
+    # This need not be a whole number. ``cost`` selects in the same time as ``selecting``, but
+    # would round the elements up, and the result would be no bound.
+    elements_per_message = all_elements / messages
     selecting = Log(published_code("omgs")["gamma"])
     # The density, which is 1 here, does not change the time.
     least_selecting_s = messages * float(selecting(elements_per_message, 1))
@@ -1347,6 +1366,8 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
         messages of OMGS-SGD.
     """
     compute_times_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
+    # The share of computing that is backward, and the share of backward that all layers have
+    # alike.
     backward_shares = (0.5, 2 / 3, 0.75)
     even_shares = (0.0, 0.5)
     # Only the LSTM has units. For the other networks 0 stands for none.
@@ -1357,6 +1378,7 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
         setting = Setting(network, compute_s, backward, even, units)
         topk = planned(setting, PLANS["TopK"], cost)
         mgs = planned(setting, PLANS["MGS"], cost)
+        # PLANS has the planners of the algorithms. Both rules are names of planners, too.
         for rule in ("omgs", "omgs:code"):
             omgs = planned(setting, rule, cost)
             yield {

@@ -89,10 +89,11 @@ def draw(
 
 
 def _nodes_in(code: pd.Series, ranks: int | None) -> int:
-    """Return the number of nodes whose all-gather by the code is drawn next to the measured.
+    """Return for how many nodes an all-gather of the authors' code is drawn beside the measured.
 
-    It is ``ranks``, the number of measured ranks, if the numbers of the ``code`` include an
-    alpha and a beta for as many nodes, and else NODES.
+    Each measured rank counts as a node. The result is ``ranks``, the number of measured ranks,
+    if ``code`` has an alpha for this number of nodes, as in "alpha-16". Otherwise, or if
+    ``ranks`` is None because the measurement does not say it, the result is NODES.
     """
     if ranks is None or f"alpha-{ranks}" not in code:
         return NODES

@@ -47,19 +47,21 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each epoch of each training. Of a network's trainings only the longest
-        count. ``network``, ``method``, ``machine``, ``seed`` and ``epoch`` name the row. The
-        other columns are:
+        A row for each epoch of each training. Of a network's trainings only those with the
+        most epochs count (`_one_method_a_row`). ``network``, ``method``, ``machine``, ``seed``
+        and ``epoch`` name the row. The other columns are:
 
         score
             The accuracy, or 1/perplexity for a text.
         measure, value
             What is drawn, "held-out accuracy" or "held-out perplexity", and its value.
         messages, ends
-            The number of messages, and where the messages of the plan end.
+            The number of messages, and a text that says after how many gradients, in the order
+            in which they become ready, each message ends, as in "3;8". It is empty for dense
+            training.
         sends
-            How often, so far, each element would have been sent if all were sent equally
-            often. It is NaN with a schedule of densities.
+            How often a parameter's gradient has been sent so far, the mean over the parameters.
+            It is NaN with a schedule of densities.
 
     Raises
     ------
@@ -101,12 +103,12 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
 
 
 def _sends(rows: pd.DataFrame) -> pd.Series:
-    """Return how often each parameter would have been sent by the end of each row's epoch.
+    """Return how often a parameter has been sent by the end of each row's epoch, on average.
 
-    The number is for all ranks together, as if all parameters were sent equally often at the
-    density of the row.
+    All that the ranks have sent together is divided by the number of parameters. The density
+    of the row is taken to be that of all epochs.
     """
-    # An epoch leaves out images that do not fill a batch.
+    # A batch is that of all ranks together. An epoch leaves out images that do not fill one.
     steps = rows["epoch"] * (rows["images"] // rows["batch"])
     # In each step, every rank sends ``selected`` of the parameters.
     return steps * rows["ranks"] * rows["selected"] / rows["parameters"]
@@ -178,9 +180,9 @@ def final(frame: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         By network and method: the number of trainings as ``seeds``, the ``mean`` of the
-        score, and its ``spread`` (largest less least) over them. ``ends`` is where the
-        messages of the plan end, and ``sends`` how often each element would have been sent
-        in the whole training if all were sent equally often.
+        score, and its ``spread`` (largest less least) over them. ``ends`` and ``sends`` are
+        those of `measured`: where the messages of the plan end, and how often a parameter was
+        sent in the whole training, on average.
     """
     grouped = _last(frame).groupby(["network", "method"], sort=False)
     scores = grouped["score"].agg(seeds="size", mean="mean", spread=np.ptp)
