@@ -148,8 +148,8 @@ def _measured(campaign: Source) -> pd.DataFrame:
     for _, played in replays.groupby(["network", "link"], sort=False):
         tables.append(_by_algorithm(played, costs, workloads, selections))
     frame = pd.concat(tables)
-    # Every network was replayed at the same start-ups, which `_by_algorithm` rounds, so
-    # that equal start-ups are equal numbers.
+    # Every network was replayed at the same start-ups, of which the longest is that of the
+    # paper's cluster. `_by_algorithm` rounds them, so that equal ones are equal numbers.
     frame = frame[frame["startup_s"] == frame["startup_s"].max()]
 
     # Networks and algorithms have different names, so that one order is enough for both
@@ -184,27 +184,27 @@ def _by_algorithm(
     Returns
     -------
     DataFrame
-        A replay has a row for each algorithm whose plan it has. Times are in seconds of
-        the paper's cluster, and the column ``startup_s`` has the start-up of a message
-        there.
+        A replay has a row for each algorithm whose plan it has, because algorithms with
+        equal plans share one replay. Times are in seconds of the paper's cluster, and the
+        column ``startup_s`` has the start-up of a message there.
     """
     # Sparse replays of one network and link differ only in their plans. Any of them says
-    # which profile and selection they have, and their dilation, which is the factor on the
-    # recorded compute times.
+    # which profile and selection they have, and their dilation.
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
-    lab_workload = workloads[sparse_case.profile_sha256]
-    workload = lab_workload.scaled(sparse_case.dilation)
-    # How many times as long as on the paper's cluster an iteration computes in the lab. All
-    # times of the lab are divided by this factor.
-    stretch = workload.compute_s / setting(network).compute_s
+    # The dilation is how many times as long as recorded the lab computed. The stretch is how
+    # many times as long as the paper's cluster it computed, so that all times of the lab are
+    # divided by the stretch.
+    recorded_workload = workloads[sparse_case.profile_sha256]
+    lab_workload = recorded_workload.scaled(sparse_case.dilation)
+    stretch = lab_workload.compute_s / setting(network).compute_s
     gather = costs.of_case(sparse_case).cost
     assert isinstance(gather, SparseGather)
-    # The first two digits are those of the start-up that the campaign asks for. The others
-    # come from rounding the dilation.
+    # The dilation was rounded, so that only the first two digits are those of the start-up
+    # that the campaign asks for.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
-    lab_times_s = _replayed_s(played, workload, workloads, selections)
+    lab_times_s = _replayed_s(played, lab_workload, workloads, selections)
     times_s = {name: lab_s / stretch for name, lab_s in lab_times_s.items()}
     replays = played.assign(
         **times_s,
@@ -214,8 +214,8 @@ def _by_algorithm(
         messages=played["ends"].str.count(";") + 1,
     )
 
-    # Some plans were played under the name of another algorithm. To find them, they are
-    # made anew by this cost.
+    # A plan that several algorithms share was played once, under the name of one of them.
+    # For the others it is made anew by this cost, and found by its messages.
     selection = selections[sparse_case.selection_sha256]
     cost = _planning_cost(sparse_case, gather, selection)
     sparse = replays[replays["density"] < 1]
@@ -223,7 +223,7 @@ def _by_algorithm(
     dense = replays[replays["density"] == 1]
     tables = [dense.assign(algorithm=DENSE)]
     for algorithm, planner in PLANS.items():
-        rows = _replays_of_planner(sparse, planner, workload, cost)
+        rows = _replays_of_planner(sparse, planner, lab_workload, cost)
         tables.append(rows.assign(algorithm=algorithm))
     return pd.concat(tables)
 
@@ -249,22 +249,23 @@ def _replayed_s(
     workloads: Mapping[str, Workload],
     selections: Mapping[str, Selecting],
 ) -> dict[str, float | Floats | pd.Series]:
-    """Return the times of replays in seconds of the lab.
+    """Return the times of replays as they passed in the lab, in seconds.
 
     Parameters
     ----------
     played : DataFrame
         The replays.
     workload : Workload
-        What all replays compute, without the selections.
+        What all replays compute in the lab, without the selections.
     workloads, selections : mapping
         The workloads and the selection times of the campaign, by their hash.
 
     Returns
     -------
     dict of str to float, ndarray or Series
-        PLAYED, "iteration" and "predicted". A number holds for all replays, and an array
-        or Series has a number for each row of ``played``.
+        The keys are the five parts PLAYED of an iteration, "iteration", and its prediction
+        "predicted". A number holds for all replays, and an array or Series has a number
+        for each row of ``played``.
     """
     backward_s = float(workload.backward_s.sum())
     # The lab computes a selection as a part of the backward pass.
@@ -488,9 +489,9 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    The share is by how much less OMGS-SGD exposes, over the time of all that TopK-SGD
-    sends, of which nothing is hidden. The result is ``start + scale * share``, an interval
-    for each `OpenCase`:
+    The share is by how much less OMGS-SGD exposes, as `less_exposed_s` has it, over the
+    time of all that TopK-SGD sends, of which nothing is hidden. The result is
+    ``start + scale * share``, an interval for each `OpenCase`:
 
     - With a start of 0 and a scale of 100 it is the share in per cent.
     - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD over
@@ -507,6 +508,8 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
         span = np.sort(start + scale * least_and_most_s / case.sending_s)
         spans.append(span)
         note += f"; {_in_words(case)} {span[0]:.3g} to {span[1]:.3g}"
+    # Where selecting and sending take all of TopK-SGD's printed iteration, `unstated` has no
+    # case. Of all networks, this concerns the LSTM alone.
     if network == LSTM:
         note += (
             "; others, the code's 1,500 units and both gathers among them, leave no "
@@ -519,9 +522,10 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
 def _selection_share() -> Result:
     """Return TopK-SGD's selection over computing for the network with the largest ratio.
 
-    The result has an interval for each `OpenCase` of the LSTM. It is an interval because
-    Table VI leaves several times for computing (OFF), and because another network may have
-    the largest ratio instead.
+    A network has several ratios, because each of the factors OFF on TopK-SGD's time in
+    Table VI leaves another time for computing. The result has an interval for each
+    `OpenCase` of the LSTM. It has all values that the largest ratio of the four networks
+    may take.
     """
     # The ratios of the networks for images by network, and those of the LSTM by case.
     images = defaultdict[str, list[float]](list)
@@ -533,11 +537,13 @@ def _selection_share() -> Result:
                 lstm[_in_words(case)] = ratios.tolist()
             else:
                 images[network].extend(ratios)
-    # Of the networks for images, the one with the largest ratio stands for all.
+    # The largest ratio of all is either one of the LSTM or one of this network, which has the
+    # largest ratio of the networks for images.
     largest_of_images = max(images.values(), key=max)
     spans = []
     for ratios in lstm.values():
-        # The larger of two numbers is at least the larger of their lower ends.
+        # The larger ratio of the two networks is at least the larger one of their least
+        # ratios.
         low = max(min(ratios), min(largest_of_images))
         high = max(*ratios, *largest_of_images)
         spans.append((low, high))
@@ -554,15 +560,18 @@ def _selection_note(
     """
     ranges = [_range_in_words(name, ratios) for name, ratios in images.items()]
     for name, ratios in lstm.items():
-        # If an iteration has no other parts, Table VI's time holds exactly, which is the
-        # middle one of the three factors OFF. If the smallest factor leaves no time, two
-        # ratios are left, of which that of the middle factor is the larger.
+        # The ratio at Table VI's time as it is printed, which is exact if an iteration has
+        # no parts but computing, selecting and sending. The factors OFF on this time, 0.95, 1
+        # and 1.05, give three ratios, the largest at 0.95. If 0.95 leaves no time to compute,
+        # the ratio at 1 is the larger one of two.
         exactly = sorted(ratios)[len(ratios) // 2]
         text = _range_in_words(f"{LSTM} of {name}", ratios)
         ranges.append(f"{text}, without anything else {exactly:.2f}")
     # How long TopK-SGD selects does not depend on the number of all-gathers.
     resnet_selecting_s, _ = topk_parts(RESNET, gathers=1)
     at_section_1 = resnet_selecting_s / claims.claimed("omgs-computing")
+    # The text names units with which selecting and sending leave no time to compute: 1,500,
+    # which are those of the code, and 1,750, each with both all-gathers of a message.
     return (
         f"over {LEFT} with one gather or both: {'; '.join(ranges)}; 1,500 units, the "
         f"code's, or 1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section "
@@ -576,10 +585,11 @@ def _range_in_words(name: str, ratios: Sequence[float]) -> str:
 
 
 def _exposed_by_code(gathers: int) -> str:
-    """Return what TopK-SGD sends of ResNet-50 at the code's costs, for a note.
+    """Return how much communication TopK-SGD exposes at the code's costs, in words.
 
-    ``gathers`` is how many all-gathers a message takes. The computing time is what
-    selecting and sending leave of the iteration in Table VI, in which nothing overlaps.
+    The network is ResNet-50, and ``gathers`` is how many all-gathers a message takes. The
+    iteration in Table VI is the sum of computing, selecting and sending. Nothing overlaps, so
+    that all of the sending is exposed. It is what computing and selecting leave.
     """
     selecting_s, sending_s = topk_parts(RESNET, gathers)
     compute_s = printed().loc[RESNET, "topk_s"] - (selecting_s + sending_s)
@@ -598,7 +608,7 @@ class _DeepTimes(NamedTuple):
     ----------
     topk_s, omgs_s : ndarray, shape (2, 2, 2, 2)
         The iterations of TopK-SGD and of OMGS-SGD, in seconds. The arrays have all
-        combinations of the ends, with an axis for each of the four rounded times.
+        combinations of the two ends of each of the four times, with an axis for each time.
     compute_s : ndarray, shape (2, 2, 2, 2)
         The computing time, in seconds.
     saved_by_selecting_s : ndarray, shape (2, 2, 2, 2)
@@ -619,15 +629,19 @@ class _DeepTimes(NamedTuple):
         stated = printed().loc[RESNET]
         # How long TopK-SGD selects does not depend on the number of all-gathers.
         selecting_s, _ = topk_parts(RESNET, gathers=2)
-        # The least and the most of `less_exposed_s` differ by the time that selecting may
-        # save and by the rounding of two times, each by two halves of a unit.
-        most_by_selecting_s = np.ptp(less_exposed_s(RESNET)) - 4 * HALF_S
+        # Of the two times that `less_exposed_s` subtracts, each may be half a unit shorter or
+        # longer than printed.
+        range_by_rounding_s = 4 * HALF_S
+        # The two ends that it returns differ by this range and by what selecting saves at
+        # most.
+        most_by_selecting_s = np.ptp(less_exposed_s(RESNET)) - range_by_rounding_s
         ends = np.array([-1, 1])
         topk_s, omgs_s, compute_s, saved_by_selecting_s = np.meshgrid(
             stated["topk_s"] + HALF_S * ends,
             stated["omgs_s"] + HALF_S * ends,
             # The computing time is printed to hundredths of a second.
             claims.claimed("omgs-computing") + 0.005 * ends,
+            # Nothing is saved by selecting if one message has all elements.
             [0, most_by_selecting_s],
         )
         return cls(topk_s, omgs_s, compute_s, saved_by_selecting_s, selecting_s)
@@ -655,16 +669,25 @@ class _DeepTimes(NamedTuple):
         return exposed_s / (exposed_s - self.reduction_s(factor))
 
     def note(self, other_claim: str) -> str:
-        """Return a note on one of the two claims, which names the other one."""
+        """Return a note on one of the two claims, which names the other one.
+
+        The note says how much communication TopK-SGD exposes, and by how much less OMGS-SGD
+        exposes. The claims are one identity, because each follows from the other. At the
+        code's start-up and rate, TopK-SGD exposes less than OMGS-SGD is to save, which is
+        impossible, so that neither claim holds there.
+        """
         exposed_s = self.exposed_s()
         less_s = less_exposed_s(RESNET)
+        # In the code, a message takes two all-gathers.
+        with_both = _exposed_by_code(gathers=2)
+        with_one = _exposed_by_code(gathers=1)
         return (
             f"{RESNET}, {claims.claimed('omgs-computing')} s of computing: "
             f"exposed {np.min(exposed_s):.3f} to {np.max(exposed_s):.3f} s, less by "
             f"{np.min(less_s):.3f} to {np.max(less_s):.3f} s; one identity with "
             f"omgs-{other_claim}, by the code's gamma without Eq 10's density (with it "
-            f"neither holds); at the code's start-up and rate {_exposed_by_code(2)} exposed "
-            f"(with one gather {_exposed_by_code(1)}), less than is saved: there neither "
+            f"neither holds); at the code's start-up and rate {with_both} exposed "
+            f"(with one gather {with_one}), less than is saved: there neither "
             "holds"
         )
 
@@ -677,14 +700,15 @@ def _deep_computing() -> Result:
     """
     times = _DeepTimes.of_paper()
     # The text says "about", which is taken to mean within 20%. Shape (2, 1, 1, 1, 1), of
-    # which the last four axes are those of the times.
+    # which the last four axes are those of the arrays in `_DeepTimes`.
     about = 1 + 0.2 * np.array([-1, 1])[:, None, None, None, None]
     ratio = claims.claimed("omgs-fig04-deep") * about
-    # With x exposed and y less, ratio = x / (x - y), so that x = y ratio / (ratio - 1).
+    # If TopK-SGD exposes x and OMGS-SGD x - y, the ratio is x / (x - y), so that
+    # x = y ratio / (ratio - 1). Here y is what `reduction_s` returns.
     exposed_s = times.reduction_s() * ratio / (ratio - 1)
     computing_s = times.topk_s - times.selecting_s - exposed_s
     within = [(float(computing_s.min()), float(computing_s.max()))]
-    return own(within, times.note("fig04-deep, within 20%"))
+    return own(within, times.note(other_claim="fig04-deep, within 20%"))
 
 
 @check("omgs-fig04-deep")
@@ -693,11 +717,11 @@ def _deep_exposed() -> Result:
     times = _DeepTimes.of_paper()
     ratios = {
         "the code's gamma without the density": times.exposed_ratio(),
-        # Eq 10 has the density as a factor, so that next to nothing is left of selecting,
-        # and of what OMGS-SGD saves by it.
-        "Eq 10, with the density": times.exposed_ratio(DENSITY),
+        # By Eq 10 a selection takes the density times as long, so that next to nothing is
+        # left of selecting, and of what OMGS-SGD saves by it.
+        "Eq 10, with the density": times.exposed_ratio(factor=DENSITY),
     }
     readings = {}
     for reading, values in ratios.items():
         readings[reading] = own([(float(values.min()), float(values.max()))], "")
-    return claims.by_readings(readings, times.note("computing"))
+    return claims.by_readings(readings, times.note(other_claim="computing"))

@@ -72,11 +72,16 @@ def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> Fusion
         raise UserError(
             f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
         )
+    # Each message has at least ``threshold`` elements, but for the last one. For example,
+    # layers of 10, 5, 5 and 3 elements in ready order are sent as 10, 10 and 3 if the
+    # threshold is 10.
     message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
-    # The layers are in ready order. At the last layer of a message, the elements that have
-    # become ready are those of all messages so far. The end of a message is the number of
-    # layers up to and including its last one.
+    # The sums of the messages are 10, 20 and 23, and those of the layers 10, 15, 20 and 23.
+    # Each sum of messages is thus found among those of the layers, at the last layer of its
+    # message.
     sent_elements = np.cumsum(message_sizes)
     ready_elements = np.cumsum(workload.parameters)
-    ends = np.searchsorted(ready_elements, sent_elements) + 1
+    last_layers = np.searchsorted(ready_elements, sent_elements)
+    # A plan has the exclusive end of each message, here 1, 3 and 4.
+    ends = last_layers + 1
     return FusionPlan(f"mgs:{threshold}", tuple(ends.tolist()))

@@ -78,8 +78,10 @@ def in_lab(lab: Lab) -> pd.DataFrame:
         the largest and the smallest of these factors.
     """
     rows = {}
-    # If a network and buffer were run both with and without a negotiation of the order of
-    # messages, the row with a negotiation counts: it comes last and replaces the other row.
+    # Plain cases have dense gradients, workers that are equally fast, and one message at a
+    # time. If a network and buffer were run both with and without a negotiation of the order of
+    # messages, the row with a negotiation counts, because the network's other buffers were run
+    # with one. It comes last and replaces the other row.
     cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
     for case in cases:
         # None for plans that are neither a buffer nor no fusion.
@@ -96,10 +98,11 @@ def in_lab(lab: Lab) -> pd.DataFrame:
 
 
 def replayed_gain(network: str, buffer: str, fitted: str) -> str:
-    """Return a note that says how much a buffer gains over no fusion in two replays.
+    """Return how much a buffer gains over no fusion in two replays, as the note of a claim.
 
-    One replay is that of the campaign LAB, whose link has cheap start-ups and whose ranks
-    negotiate the order of messages.
+    The claim is about this gain, which is the "it" of the note. One replay is that of the
+    campaign LAB, whose link has cheap start-ups and whose ranks negotiate the order of
+    messages. Those of the other replay do not. Both replays have four workers (`in_lab`).
 
     Parameters
     ----------
@@ -133,9 +136,10 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
     ----------
     frame : DataFrame
         The rows of the model and of the lab, as `workbook.osf.lab.graded` returns them.
-        Printed factors, if there are any, are in the column ``paper``. Without this column,
-        the frame has the printed error of CSF, ``paper_error``, and the range of factors
-        from which CSF differs by at most this error, ``paper_low`` to ``paper_high``.
+        Printed factors, if there are any, are in the column ``paper``, and are drawn as
+        points. Without this column, the frame has the largest relative error of CSF that
+        the paper prints, ``paper_error``, and a range is shaded, ``paper_low`` to
+        ``paper_high``: the scaling factors for which CSF has at most this error.
     quantities : sequence of str
         The modelled quantities that are drawn. The first is drawn with its range over
         all settings, and printed factors are of this quantity.
@@ -158,6 +162,8 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
+                # The error is printed for one network alone. Both panels have it in the label,
+                # of which the figure has a single legend.
                 _draw_printed_error(ax, by_quantity, _largest_printed_error(frame))
             ax.set_xticks([*TICKS], TICKS.values())
             ax.set_title(network_title(network))
@@ -210,12 +216,14 @@ def _largest_printed_error(frame: pd.DataFrame) -> float:
 def _draw_printed_error(
     ax: Axes, by_quantity: pd.DataFrame, largest_error: float
 ) -> None:
-    """Shade the factors from which CSF differs by at most the error that the paper prints.
+    """Shade the scaling factors for which CSF has at most the error that the paper prints.
 
-    Here the paper prints no factors, only the largest error of CSF, which is given as a
-    share of 1. ``by_quantity`` has a row for each size of the buffer in MB. Its columns have
-    two levels: the column of the figure's table, such as "paper_low", and the quantity. The
-    ends are NaN, which shades nothing, for a network whose error is not printed.
+    Here the paper prints no scaling factors, only the largest relative error of CSF, which
+    is ``largest_error``, as a share of 1. ``by_quantity`` has a row for each size of the
+    buffer in MB. Its columns have two levels: the column of the figure's table, such as
+    "paper_low", and the quantity, such as "CSF". The ends of the shaded range, ``paper_low``
+    and ``paper_high`` of CSF, are NaN for a network whose error is not printed. NaN shades
+    nothing.
     """
     ax.fill_between(
         by_quantity.index,

@@ -223,8 +223,9 @@ class PaperSetting:
         plan : FusionPlan
             The G messages.
         waited_s : ndarray, shape (G,)
-            How long each message waits in vain for one more tensor, in seconds. This is
-            the timeout of the setting if it sends the message, and otherwise 0.
+            How long each message waits in vain for one more tensor, in seconds: the
+            timeout of the setting if the message leaves because of the timeout, and 0 if it
+            leaves because the buffer is full or no tensor is left.
         """
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
@@ -274,8 +275,9 @@ def fused(
     plan : FusionPlan
         The G messages.
     waited_s : ndarray, shape (G,)
-        How long each message waits in vain for one more tensor, in seconds. This is the
-        timeout if it sends the message, and otherwise 0. It must not be changed.
+        How long each message waits in vain for one more tensor, in seconds: ``timeout_s``
+        if the message leaves because of the timeout, and 0 if it leaves because the buffer
+        is full or no tensor is left. The array must not be changed.
     """
     work = workload(network, compute_s, unit)
     if capacity == 0:
@@ -307,7 +309,8 @@ def _buffered(
         As of `fused`.
     late_tensors : bytes
         The bytes of an array of bool, which says of each of n tensors in ready order whether
-        its backward pass takes as long as the buffer waits, or longer.
+        its backward pass takes as long as the buffer waits, or longer. The array itself
+        could not be the key of a cache.
 
     Returns
     -------
@@ -317,9 +320,11 @@ def _buffered(
         Whether each message waits in vain.
     """
     is_late = np.frombuffer(late_tensors, bool)
+    # Any compute time will do here, because the backward times are replaced.
+    some_workload = workload(network, compute_s=1.0, unit=unit)
     # `buffer` only compares the time of a tensor with the timeout. With a timeout of 1 s, late
     # tensors may thus take 1 s, and all others no time.
-    work = replace(workload(network, 1.0, unit), backward_s=is_late.astype(float))
+    work = replace(some_workload, backward_s=is_late.astype(float))
     plan = buffer(work, int(capacity), timeout_s=1.0)
     sizes = plan.group_bytes(work)
     # A message waits in vain if it has room for the next tensor, but that tensor is late. The
@@ -344,7 +349,8 @@ def fused_iteration_s(
     Parameters
     ----------
     work, plan, waited_s
-        What `fused` returns, with G messages.
+        What `fused` returns: what the iteration computes, its G messages, and how long each
+        message waits in vain for one more tensor before it may leave, in seconds.
     overhead_s : ndarray, shape (D,)
         Values of the overhead delta of a message, in seconds.
     s_per_byte : float
@@ -357,13 +363,15 @@ def fused_iteration_s(
 
     Notes
     -----
-    Messages are sent one after the other. From the last message that finds the link free, the
-    link is busy to the end. The iteration is thus the largest value over all messages g of
+    Messages are sent one after the other. The iteration is the largest value over all
+    messages g of
 
     leave(g) + s_per_byte * bytes(g) + delta * messages(g),
 
     where message g may leave at leave(g), and bytes(g) and messages(g) are what is left to
-    send from message g on.
+    send from message g on. The iteration takes at least as long for each g, because all of
+    this is sent after leave(g). It takes just as long for the last message that finds the
+    link free, because from then on the link is busy to the end.
     """
     # Summed from the last message backwards, the message itself included.
     messages_left = np.arange(len(plan.ends), 0, -1.0)
