@@ -430,8 +430,8 @@ def sent_bytes(
     sizes, backward_s, capacity, timeout_s
         As of `buffered_bytes`.
     literal : bool, optional
-        Whether to compute Eq 13 as printed, by which some bytes may never be sent. Otherwise
-        it is repaired, as the notes say.
+        Whether to compute Eq 13 as printed, by which some bytes may be lost or sent twice.
+        Otherwise it is repaired, as the notes say.
 
     Returns
     -------
@@ -442,10 +442,11 @@ def sent_bytes(
     -----
     F^(i) = B^(i) if i = 1 or t_backward^(i) > t_timeout or B^(i) + D^(i-1) > Q,
 
-    else F^(i) = 0
+    else F^(i) = 0, where B are the bytes in the buffer, which `buffered_bytes` returns
 
-    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout, because the
-    buffer waits for layer i - 1.
+    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout: of layer i - 1,
+    because the buffer waits for this layer, and with >=, because Eq 12 then empties the
+    buffer, whose bytes would be lost if they were not sent.
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
@@ -545,10 +546,13 @@ def fused_start_s(
     tau^(n) = 0, and for every other layer
 
     tau^(i) = max(tau^(i+1) + t_update(F^(i+1)) + t_wait^(i+1),
-    sum over j = i to n - 1 of t_backward^(j))
+    sum over j = i to n - 1 of t_backward^(j)),
 
-    Repaired, t_wait^(i) is added to the sum instead, because a wait delays the message that
-    waits. A layer that sends nothing starts when the link is free and takes no time.
+    where F are the bytes of each message (`sent_bytes`)
+
+    Repaired, t_wait^(i+1) is left out, and t_wait^(i) is added to the sum of backward times,
+    because a wait delays the message that waits. A layer that sends nothing starts when the
+    link is free and takes no time.
     """
     buffer = (sizes, backward_s, capacity, timeout_s)
     waited_s = wait_s(*buffer, literal=literal).tolist()
@@ -558,16 +562,19 @@ def fused_start_s(
         # ``update`` has one.
         sent_s = [update(size) for size in sent]
         return _start_as_printed(backward_s, waited_s, sent_s)
-    return _start_as_repaired(backward_s, waited_s, sent, update)
+    # A layer that sends nothing takes no time.
+    is_sent = [size > 0 for size in sent]
+    sent_s = [update(size) if size > 0 else 0.0 for size in sent]
+    return _start_as_repaired(backward_s, waited_s, sent_s, is_sent)
 
 
 def _start_as_printed(
     backward_s: Values, waited_s: Sequence[float], sent_s: Sequence[float]
 ) -> Floats:
-    """Return the starts tau of `fused_start_s` by Eq 15 as printed, in seconds.
+    """Return the starts tau of `fused_start_s` by Eq 15 as printed.
 
-    All arguments have one value for each layer, in forward order. ``sent_s`` is t_update(F),
-    and ``waited_s`` is t_wait.
+    They are in seconds from the end of layer n's backward. All arguments have one value for
+    each layer, in forward order. ``sent_s`` is t_update(F), and ``waited_s`` is t_wait.
     """
     n = len(backward_s)
     # A list, because single elements of an array are slow.
@@ -575,6 +582,7 @@ def _start_as_printed(
     # The index i is that of layer i + 1. Layer n, the first in the backward pass, starts at 0.
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
+        # From the end of layer n's backward, whose time is thus not in the sum.
         computed_s = math.fsum(backward_s[i : n - 1])
         # ``waited_s[i + 1]`` is the wait of layer i + 2, which comes before layer i + 1.
         start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
@@ -584,17 +592,16 @@ def _start_as_printed(
 def _start_as_repaired(
     backward_s: Values,
     waited_s: Sequence[float],
-    sent: Sequence[float],
-    update: Update,
+    sent_s: Sequence[float],
+    is_sent: Sequence[bool],
 ) -> Floats:
-    """Return the starts tau of `fused_start_s` by Eq 15 as repaired, in seconds.
+    """Return the starts tau of `fused_start_s` by Eq 15 as repaired.
 
-    The first three arguments have one value for each layer, in forward order. ``sent`` is F,
-    the bytes of the message after the layer, and ``waited_s`` is t_wait.
+    They are in seconds from the end of layer n's backward. All arguments have one value for
+    each layer, in forward order. ``waited_s`` is t_wait. ``is_sent`` says whether a message
+    leaves after the layer, and ``sent_s`` is its time t_update(F), or 0 if none leaves.
     """
     n = len(backward_s)
-    # A layer that sends nothing takes no time.
-    sent_s = [update(size) if size > 0 else 0.0 for size in sent]
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
     # The wait of layer n delays its own message, which is the first.
@@ -602,8 +609,9 @@ def _start_as_repaired(
     # The index i is that of layer i + 1, and n - 1 that of layer n.
     for i in range(n - 2, -1, -1):
         link_free_s = start_s[i + 1] + sent_s[i + 1]
+        # From the end of layer n's backward, whose time is thus not in the sum.
         computed_s = math.fsum(backward_s[i : n - 1])
-        if sent[i] > 0:
+        if is_sent[i]:
             start_s[i] = max(link_free_s, computed_s + waited_s[i])
         else:
             # Nothing leaves here. The next layer needs to know when the link is free.
@@ -706,6 +714,7 @@ def _predicted_factor(iteration: Iteration, *, literal: bool) -> float:
     planner, _, argument = iteration.plan.planner.partition(":")
     if planner == "none":
         sent_s = [update(size) for size in sizes]
+        # The sum of Eq 8 begins at j = i, as its prose has it. ``literal`` concerns fusion alone.
         return osf(forward_s, backward_s, sent_s, first=0)
     if planner == "single":
         # A single message is that of a buffer without a limit.
@@ -830,14 +839,16 @@ def breakdown(
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
     _start_s, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
-    # A message begins once the message before it has ended. The first one finds a free link.
-    link_free_s = np.concatenate([[0.0], end_s[:-1]])
-    begin_s = np.maximum(leave_s, link_free_s)
+    # ALLREDUCE has all moments in which any message is under way. So a message that starts
+    # while the one before it is under way may count from the end of that one on. The first
+    # message finds a free link.
+    previous_end_s = np.concatenate([[0.0], end_s[:-1]])
+    counted_from_s = np.maximum(leave_s, previous_end_s)
     # The first gradient of each group waits for the others from this time on.
     first_gradient_s = workload.ready_s[np.array(plan.starts)]
     # Where phases overlap, the earlier one in the dict counts. What no phase covers is MISC.
     phases = {
-        "ALLREDUCE": _spans(begin_s, end_s),
+        "ALLREDUCE": _spans(counted_from_s, end_s),
         "WAIT": _spans(first_gradient_s, ready_s + waited_s),
         "NEGOTIATE": _spans(ready_s + waited_s, leave_s),
     }

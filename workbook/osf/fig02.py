@@ -44,8 +44,10 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
         backward_s=(2e-3, 2e-3, 9e-3, 5e-3),
         n_bytes=[4 * MB] * 4,
     )
+    # `update_s` is the time of a ring all-reduce (osf Eq 7), here of one byte on the paper's
+    # network.
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    # A start-up of 4 ms is chosen, too. The time of a byte is that of the paper's network.
+    # A start-up of 4 ms is chosen, as the numbers above.
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
     # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
     # last message ends with the last tensor.

@@ -33,8 +33,10 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
     -------
     DataFrame
         A row for each network, number of workers, factor of the ``slowest`` worker and
-        phase, as `phases.shares` returns them. ``paper`` is the only share that the paper
-        prints: that of ALLREDUCE on ResNet-101 with 32 workers that are equally fast.
+        phase. `phases.shares` gives the ``seconds`` of the phase, and ``model``, its share
+        of all communication. ``paper`` is the same share where the paper prints it, which
+        is for ALLREDUCE on ResNet-101 with 32 workers that are equally fast. A share is 0.1
+        for 10%.
     """
 
     def seconds(network: str, workers: int, slowest: float) -> dict[str, float]:
@@ -42,7 +44,7 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
 
     cases = {"network": TWO, "workers": WORKER_COUNTS, "slowest": (1.0, slow_rank)}
     frame = phases.shares(seconds, cases)
-    # NaN in all rows but those with these values.
+    # Printed in %. NaN in all rows but those with these values.
     printed = printed_at(
         frame,
         claimed("osf-fig05-allreduce") / 100,
@@ -151,7 +153,7 @@ def _vgg16_over_resnet101(shares: pd.Series) -> pd.Series:
 
 
 @check("osf-fig05-vgg16")
-def _busier_link() -> Result:
+def _allreduce_of_vgg16() -> Result:
     """Return the share of ALLREDUCE of VGG-16 over that of ResNet-101, in all pairs.
 
     A pair is a case of each network with the same number of workers and the same buffer. The
@@ -169,9 +171,9 @@ def _busier_link() -> Result:
         pairs.append(f"{ratio:.5g} ({workers}, {buffer_name(buffer_bytes)})")
     # The shares of both networks in the pair with the least ratio.
     least_pair = allreduce_first.unstack("network").loc[ratios.idxmin()]
-    # The note says that both shares are above a bound: the lower share, in % with two decimals,
-    # which may be rounded up. With half of the last digit (0.005%) less, the bound is never
-    # above it.
+    # The note says that both shares are above a bound, which is printed in % with two decimals.
+    # The lower share itself might be rounded up, above its own value. With half of the last
+    # digit (0.005%) subtracted first, the printed bound is never above the share.
     lower_bound = least_pair.min() - 5e-5
     note = (
         "all negotiated pairs (equal workers, buffer), ALLREDUCE first: "

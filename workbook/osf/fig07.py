@@ -69,8 +69,8 @@ def _cheap() -> pd.DataFrame:
 
     The rows are by size of the buffer, the order in which the figure draws the bars of a panel.
     """
-    # The campaign LAB has no networks but TWO. Its ranks negotiate the order of messages, which
-    # `phases.in_lab` expects by default.
+    # All of the campaign LAB is over the cheap link. `phases.in_lab` returns its cases with a
+    # negotiation of the order of messages, which are of the networks TWO alone.
     rows = phases.in_lab(Lab.load(LAB))
     # A stable sort keeps the phases of a case in their order.
     return rows[rows["workers"] == 4].sort_values("buffer_bytes", kind="stable")
@@ -111,14 +111,16 @@ def numbers() -> pd.DataFrame:
         communication of VGG-16 with 1 GB.
     """
     frame = graded(modelled(settings.setting()), *in_labs())
-    # The cases of a group differ only in their buffer. In rows of the cluster, ``look`` is NaN,
-    # which is replaced because groups whose key is NaN would be left out.
-    case = [frame[name].fillna("") for name in ("grade", "look", "network", "slowest")]
+    # The key of a group is all that describes a case but its buffer. The number of workers is
+    # the same in all rows of the cluster, and in all rows of the lab. In rows of the cluster,
+    # ``look`` is NaN, which is replaced because groups whose key is NaN would be left out.
+    names = ("grade", "look", "network", "slowest")
+    all_but_buffer = [frame[name].fillna("") for name in names]
     for column in ("seconds", "model_s", "measured_s"):
         # Rows with a buffer are NaN, which the sum over a group leaves out. This sum is thus
         # that of all phases of the case without a buffer.
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
-        total_unfused_s = unfused_s.groupby(case).transform("sum")
+        total_unfused_s = unfused_s.groupby(all_but_buffer).transform("sum")
         name = column.removesuffix("_s")
         frame[f"{name}_over_unfused"] = frame[column] / total_unfused_s
     ratio = 1 + claimed("osf-fig07-vgg16") / 100

@@ -135,7 +135,8 @@ def numbers() -> pd.DataFrame:
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
-    # The factor of Section 1, too, is of 32 workers. Only their rows have a number in ``paper``.
+    # The factor of Section 1, too, is of 32 workers on the cluster. These are the rows in which
+    # `modelled` has given ``paper`` a number.
     return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 
@@ -150,8 +151,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
-    # Only the cluster has so many workers. Its rows of OSF and of CSF have the same printed
-    # numbers, of which the first is taken.
+    # Only the cluster has so many workers. REPLACED is VGG-16 with replaced layers. Its rows of
+    # OSF and of CSF have the same printed numbers, of which the first is taken.
     all_workers = rows_of(frame, network=REPLACED, workers=WORKERS)
     all_workers = all_workers.set_index("quantity")
     title = (
@@ -161,7 +162,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         f"{all_workers['paper_section_1'].iloc[0]:g}"
     )
     rows = _row_per_quantity(frame)
-    # A panel for each of PLACES: the cluster, and both links of the lab.
+    # A panel for each of PLACES: the cluster, and both links of the lab. The column ``look`` of
+    # a row has the key of its place, which is also the look of the points measured there.
     sheet = plots.sheet(title, columns=3, height=3.4, sharey=True)
     with sheet as (figure, axes):
         for ax, (key, heading) in zip(axes, PLACES.items(), strict=True):
@@ -171,13 +173,14 @@ def draw(frame: pd.DataFrame) -> Figure:
 
 
 def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of `numbers`, of which each has one modelled scaling factor.
+    """Return the rows of ``frame``, split so that each has one modelled scaling factor.
 
-    A row of the cluster has one factor already, which is in ``model`` and whose name is in
-    ``quantity``. A row of the lab has two, OSF in ``model`` and CSF in ``csf``, and becomes
-    two rows. In rows of the cluster, ``look`` becomes "", which is their key in PLACES.
+    ``frame`` is what `numbers` returned. A row of the cluster, whose ``grade`` is "model", has
+    one factor already, which is in ``model`` and whose name is in ``quantity``. A row of the
+    lab has two, OSF in ``model`` and CSF in ``csf``, and becomes two rows. In rows of the
+    cluster, ``look`` becomes "", which is their key in PLACES.
     """
-    model = frame[frame["grade"] == "model"].fillna({"look": ""})
+    cluster = frame[frame["grade"] == "model"].fillna({"look": ""})
     lab = frame[frame["grade"] == "lab"]
     lab = lab.rename(columns={"model": "OSF", "csf": "CSF"}).melt(
         id_vars=["network", "workers", "look", "measured"],
@@ -185,7 +188,7 @@ def _row_per_quantity(frame: pd.DataFrame) -> pd.DataFrame:
         var_name="quantity",
         value_name="model",
     )
-    return pd.concat([model, lab])
+    return pd.concat([cluster, lab])
 
 
 def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
