@@ -489,9 +489,10 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    The share is by how much less OMGS-SGD exposes, as `less_exposed_s` has it, over the
-    time of all that TopK-SGD sends, of which nothing is hidden. The result is
-    ``start + scale * share``, an interval for each `OpenCase`:
+    The share is by how much less OMGS-SGD exposes (the difference of the iterations in
+    Table VI, without what selecting may save), over the time of all that TopK-SGD sends,
+    of which nothing is hidden. The result is ``start + scale * share``, an interval for
+    each `OpenCase`:
 
     - With a start of 0 and a scale of 100 it is the share in per cent.
     - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD over
@@ -629,8 +630,8 @@ class _DeepTimes(NamedTuple):
         stated = printed().loc[RESNET]
         # How long TopK-SGD selects does not depend on the number of all-gathers.
         selecting_s, _ = topk_parts(RESNET, gathers=2)
-        # Of the two times that `less_exposed_s` subtracts, each may be half a unit shorter or
-        # longer than printed.
+        # `less_exposed_s` subtracts two printed times, each of which may be off by half a unit
+        # either way.
         range_by_rounding_s = 4 * HALF_S
         # The two ends that it returns differ by this range and by what selecting saves at
         # most.
@@ -717,8 +718,8 @@ def _deep_exposed() -> Result:
     times = _DeepTimes.of_paper()
     ratios = {
         "the code's gamma without the density": times.exposed_ratio(),
-        # By Eq 10 a selection takes the density times as long, so that next to nothing is
-        # left of selecting, and of what OMGS-SGD saves by it.
+        # Eq 10 multiplies the code's time of a selection by the density, so that next to
+        # nothing is left of selecting, and of what OMGS-SGD saves by it.
         "Eq 10, with the density": times.exposed_ratio(factor=DENSITY),
     }
     readings = {}

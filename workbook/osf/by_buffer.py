@@ -102,7 +102,8 @@ def replayed_gain(network: str, buffer: str, fitted: str) -> str:
 
     The claim is about this gain, which is the "it" of the note. One replay is that of the
     campaign LAB, whose link has cheap start-ups and whose ranks negotiate the order of
-    messages. Those of the other replay do not. Both replays have four workers (`in_lab`).
+    messages. The ranks of the other replay do not negotiate. Both replays have four workers,
+    as `in_lab` selects them.
 
     Parameters
     ----------

@@ -224,8 +224,8 @@ class PaperSetting:
             The G messages.
         waited_s : ndarray, shape (G,)
             How long each message waits in vain for one more tensor, in seconds: the
-            timeout of the setting if the message leaves because of the timeout, and 0 if it
-            leaves because the buffer is full or no tensor is left.
+            timeout of the setting if the message leaves because of the timeout, and
+            otherwise 0.
         """
         compute_s = self.compute_s(network)
         return fused(network, compute_s, capacity, self.timeout_s, self.unit)
@@ -276,8 +276,8 @@ def fused(
         The G messages.
     waited_s : ndarray, shape (G,)
         How long each message waits in vain for one more tensor, in seconds: ``timeout_s``
-        if the message leaves because of the timeout, and 0 if it leaves because the buffer
-        is full or no tensor is left. The array must not be changed.
+        if the message leaves because of the timeout, and otherwise 0. The array must not be
+        changed.
     """
     work = workload(network, compute_s, unit)
     if capacity == 0:

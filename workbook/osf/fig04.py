@@ -138,7 +138,8 @@ def _by_number_of_gpus(quantity: str, scale: float, offset: float = 0) -> Result
     # CSF comes near the printed one.
     readings = {}
     for n_gpus in (WORKERS, 16):
-        # The first argument of `settings.setting_search`, and the only one given here.
+        # The positional arguments of `settings.setting_search`, here only the number of workers
+        # of Figure 4a.
         readings[f"{n_gpus} GPUs"] = (n_gpus,)
     return settings.by_readings(readings, quantity, scale, offset)
 

@@ -44,7 +44,7 @@ def modelled(setting: PaperSetting, slow_rank: float) -> pd.DataFrame:
 
     cases = {"network": TWO, "workers": WORKER_COUNTS, "slowest": (1.0, slow_rank)}
     frame = phases.shares(seconds, cases)
-    # Printed in %. NaN in all rows but those with these values.
+    # The claim is in %. The column is NaN in all rows but those with these values.
     printed = printed_at(
         frame,
         claimed("osf-fig05-allreduce") / 100,
