@@ -352,8 +352,8 @@ def _best_of_all() -> Result:
     note = (
         f"replayed by 16 ranks {ratios.min():.4g} to {ratios.max():.4g}, ahead by over "
         f"{TIE:.1%} on {_leads_in_words(ratios)}; {free.size} comparisons that no "
-        f"processor limits have {free.min():.4g} to {free.max():.4g}; {trained.size} trainings by 2 and by 4 "
-        f"ranks on two cores, medians of steps: {by_network}"
+        f"processor limits have {free.min():.4g} to {free.max():.4g}; {trained.size} "
+        f"trainings by 2 and by 4 ranks on two cores, medians of steps: {by_network}"
     )
     readings = {
         "the cases of Table VI, replayed": measured(ratios, "", "replayed"),
