@@ -89,8 +89,9 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
     index : str, optional
         The column that names the rows of the map, whose columns are then configurations.
         By default, rows and columns are the two parts of a configuration's name, such as
-        blocks and threads. Then configurations with other resources for the last message
-        are left out, because their names have more parts.
+        blocks and threads: "2x256" stands in row 2 and column 256. A configuration that
+        gives the last message other resources, such as "2x256+1x64", has four parts, and
+        is left out.
 
     Returns
     -------
@@ -105,6 +106,7 @@ def cells(panel: str, rows: pd.DataFrame, value: str, index: str = "") -> pd.Dat
         # Rows of the map stand in the order in which they are given.
         row_order = pd.factorize(rows[index])[0]
     else:
+        # Names with a "+" have four parts.
         rows = one_group(rows)
         parts = _parts_of_name(rows["configuration"])
         # All numbers are sorted by their configuration alone.
