@@ -263,6 +263,8 @@ def _run_all(
 ) -> None:
     """Run notebooks, ``at_once`` at a time in their order, and wait for them.
 
+    ``here`` is the directory of what was measured on this machine, as for `run`.
+
     Raises
     ------
     UserError
@@ -357,7 +359,8 @@ class _Run:
         Parameters
         ----------
         here : str
-            The value of the parameter ``here``.
+            The directory of what was measured on this machine, or "" if nothing was. It
+            becomes the notebook's parameter of this name.
         """
         self._print("...")
         # Until the run has ended, a note without a state says that results may be incomplete.
@@ -477,7 +480,8 @@ def execute(notebook: str, here: str) -> str:
     notebook : str
         The path of the notebook.
     here : str
-        The value of the parameter ``here``, for a notebook that has one.
+        The directory of what was measured on this machine, or "" if nothing was. It becomes
+        the notebook's parameter of this name, if the notebook has one.
 
     Returns
     -------
@@ -490,6 +494,7 @@ def execute(notebook: str, here: str) -> str:
     content = nbformat.read(notebook, as_version=4)
     # Papermill would warn of a parameter that the notebook does not have.
     has_here = "here" in papermill.inspect_notebook(content)
+    # An installed kernel "python3" may belong to another Python.
     kernel = _own_kernel()
     died = ""
     try:
@@ -501,12 +506,15 @@ def execute(notebook: str, here: str) -> str:
                 {"here": here} if has_here else None,
                 km=kernel,
                 cwd=str(Path(notebook).parent),
+                # The name of the kernel that ``kernel`` manages.
                 kernel_name="python3",
                 progress_bar=False,
             )
     except RuntimeError as error:
-        # The kernel died, or did not start. Then it may have no process.
+        # The kernel died, or did not start.
         process = getattr(kernel.provisioner, "process", None)
+        # A kernel that did not start may have no process, and one that no longer answers may
+        # still run. Both have no exit status, and the message says "exit status None".
         status = process.poll() if process else None
         died = f"{' '.join(str(error).split())}; it {_ending(status)}"
     finally:
@@ -517,17 +525,22 @@ def execute(notebook: str, here: str) -> str:
 def _own_kernel() -> Any:
     """Return the manager of a kernel "python3" that runs this Python.
 
-    An installed kernel of this name may belong to another Python.
+    "python3" is the name that a manager uses by default. An installed kernel of this name may
+    belong to another Python.
     """
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
 
     return AsyncKernelManager(
-        connection_file=os.path.abspath("kernel.json"),
         # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
         # cell.
         transport="ipc",
-        # Without any kernel_dirs, no installed kernel is found.
+        # The sockets of ipc are files whose names begin as this one's. The working directory
+        # belongs to this run alone. The kernel is started in another one, so that the path must
+        # be absolute.
+        connection_file=os.path.abspath("kernel.json"),
+        # Without any kernel_dirs, no installed kernel is found, and "python3" stands for the
+        # ipykernel of this Python.
         kernel_spec_manager=KernelSpecManager(kernel_dirs=[]),
     )
 

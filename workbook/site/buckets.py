@@ -39,8 +39,9 @@ def cases() -> dict[str, dict[str, Any]]:
             The name, the bytes and the backward pass in seconds of each gradient, in
             ready order.
         wire
-            The cost of a message: ``alpha_s`` and ``beta_s_per_byte`` of a line. Recorded
-            networks also have a ``table`` of the measured ``bytes`` and ``seconds``.
+            The cost of a message: ``alpha_s`` and ``beta_s_per_byte`` of a line, which the
+            sliders of the page change. Recorded networks also have a ``table`` of the
+            measured ``bytes`` and ``seconds``, in which the line does not change.
         ends
             The plan with which the page opens: for each of its messages, how many gradients
             in ready order have been sent after it. The plan is PyTorch's default for the
@@ -57,8 +58,9 @@ def cases() -> dict[str, dict[str, Any]]:
         & (collectives["ranks"] == example.WORKERS)
     ]
     # The page takes the time of a message from the table of measured medians. Its sliders
-    # start at the line, and what a reader adds to the line is added to the table. No
-    # uncertainty is shown, so that nothing is drawn for it (draws=0).
+    # start at the alpha and beta of the line. If a reader raises alpha by 1 ms, the page adds
+    # 1 ms to each time that it takes from the table, and for beta likewise. No uncertainty is
+    # shown, so that nothing is drawn for it (draws=0).
     line = fit(LINE_FORM, messages["bytes"], messages["seconds"], draws=0).cost
     calibration = Calibration.of(collectives, draws=0)
     measured = calibration.between(example.LINK, example.WORKERS).cost
@@ -93,9 +95,10 @@ def _recorded_case(
         f"{source.TEACHING}. "
         "A GPU would compute faster: make computing shorter to see the effect."
     )
-    case = _case(ddp(workload), workload, line, about)
-    # The table has the line once more. From it the page counts what the sliders, which change
-    # the line of the wire, have added.
+    default_plan = ddp(workload)
+    case = _case(default_plan, workload, line, about)
+    # `_case` has put the line into the wire, where the sliders change it. This second copy stays
+    # as it is. The page adds the difference between the two lines to the measured times.
     case["wire"]["table"] = {
         "bytes": measured.bytes.tolist(),
         "seconds": measured.seconds.tolist(),
@@ -108,8 +111,9 @@ def _recorded_case(
 def _toy_case() -> dict[str, Any]:
     """Return the network of notebook 00, which has three equal layers, and its cost of messages.
 
-    A gradient has 100 MiB here, and 100 bytes in the notebook. The cost of a byte is smaller
-    here, so that the message of a gradient takes 2.5 s in both.
+    A gradient has 100 bytes in the notebook, and 100 MiB here. The page shows sizes in MiB, and
+    its slider does not reach the notebook's cost of 0.02 s per byte. Here 0.02 s is the cost of a
+    MiB, so that the message of a gradient takes 2.5 s in both.
     """
     workload = Workload.from_arrays(3.0, [2.0] * 3, [100 * MIB] * 3)
     line = AlphaBeta(alpha_s=0.5, beta_s_per_byte=0.02 / MIB)
@@ -117,7 +121,8 @@ def _toy_case() -> dict[str, Any]:
         "Three equal layers. Forward takes 3 s, backward takes 2 s for each layer, and the "
         "message of one gradient takes 0.5 s + 2 s."
     )
-    return _case(none(workload), workload, line, about)
+    one_message_per_gradient = none(workload)
+    return _case(one_message_per_gradient, workload, line, about)
 
 
 def cost_of(case: dict[str, Any]) -> AlphaBeta | Table:
