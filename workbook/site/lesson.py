@@ -51,7 +51,8 @@ def as_page(
     Parameters
     ----------
     notebook : NotebookNode
-        An executed notebook, which is not changed.
+        The notebook, which is not changed. If it was not executed, a note below the title
+        says so.
     solutions : mapping of int to Solution
         The solutions of its exercises, by number.
     figures : Path, optional
@@ -101,7 +102,7 @@ def as_page(
     # The last cell of the notebook may be part of an answer.
     if in_fold:
         cells.append(_markdown("</details>", f"fold-{len(cells)}"))
-    _add_notes(cells, picture, was_run(page))
+    _add_below_title(cells, picture, was_run(page))
     page.cells = cells
     return page
 
@@ -127,7 +128,9 @@ def _is_answer(cell: Any) -> bool:
     return True
 
 
-def _add_notes(cells: Sequence[Any], picture: Entry | None, was_run: bool) -> None:
+def _add_below_title(
+    cells: Sequence[Any], picture: Entry | None, was_run: bool
+) -> None:
     """Add a thumbnail and, if the notebook was not run, a note below the title.
 
     Parameters
@@ -140,14 +143,14 @@ def _add_notes(cells: Sequence[Any], picture: Entry | None, was_run: bool) -> No
     was_run : bool
         Whether the notebook was run.
     """
-    notes = []
+    added = []
     if picture is not None:
-        notes.append(_thumbnail(picture))
+        added.append(_thumbnail(picture))
     if not was_run:
-        notes.append(f":::{{note}}\n{NOT_RUN}\n:::\n")
-    if notes and cells:
+        added.append(f":::{{note}}\n{NOT_RUN}\n:::\n")
+    if added and cells:
         title, _, rest = cells[0].source.partition("\n")
-        cells[0].source = "\n".join([title, "", *notes, rest])
+        cells[0].source = "\n".join([title, "", *added, rest])
 
 
 def was_run(notebook: Any) -> bool:

@@ -212,7 +212,8 @@ def _in_a_table(sentence: str) -> str:
 def default_and_best() -> str:
     """Return what PyTorch's default costs GoogLeNet, and what it costs ResNet-50.
 
-    The default is the plan "ddp", and the best plan "exact".
+    The default is the plan "ddp", and the best plan "exact". The lines break where those of
+    docs/teaching.md do. `_paragraph` is not used, because it would break them at 120 characters.
     """
     # The running example is GoogLeNet. Both networks send over its link.
     running = example.load()
@@ -224,8 +225,9 @@ def default_and_best() -> str:
         f"On `buckets.html` the step of GoogLeNet takes {_ms(googlenet_s['ddp'])} under "
         f"PyTorch's default and {_ms(googlenet_s['exact'])} under the best plan. "
         f"With ResNet-50 the two are {apart:.1%}\n"
-        "apart. Ask why before you show it: GoogLeNet's last bucket holds nearly all bytes and can leave "
-        "only when the backward pass\nis over."
+        "apart. Ask why before you show it: GoogLeNet's last bucket holds nearly all "
+        "bytes and can leave only when the backward pass\n"
+        "is over."
     )
 
 

@@ -113,9 +113,11 @@ def assemble(
     for page in pages:
         picture = picture_of(page.name, values["figures"], reports)
         write_notebook(page, folder, reports, picture)
-    # Documents and whatever these and the notebooks link to, copied into the directory.
+    # The documents and all files to which they or the notebooks link are copied. The mirror knows
+    # what was copied.
     mirror = _mirrored(pages, folder, reports)
     write_figures(values["figures"], folder, reports)
+    # The page on which a reader moves buckets is complete HTML, which Sphinx only copies.
     atomic_write(folder / EXTRA / "buckets.html", bucket_page().encode())
     _write_generated(pages, mirror, values)
     return folder
@@ -156,19 +158,23 @@ def _write_generated(
     pages : sequence of Page
         The notebooks.
     mirror : Mirror
-        The copied documents. The front page has it copy the images that it shows.
+        The copied documents.
     values : mapping
         What `workbook.site.pages.write_reports` returned.
     """
+    # The names of the copied Markdown pages.
+    ordered = _ordered(mirror.pages)
     # Templates use these values by name. Each template lists its own at its top.
     given = {
         **values,
         "pages": pages,
         "parts": _parts(pages),
-        **_ordered(mirror.pages),
+        "documents": ordered["documents"],
+        "project": ordered["project"],
         "shown": {page.name for page in pages},
         "claims": _by_paper(values["verdicts"]),
         "groups": REFERENCE,
+        # A function of a figure's id, which copies the image and returns Markdown that shows it.
         "figure": mirror.figure,
         # The key numbers of notebooks. If a notebook was not run here, its numbers are those of
         # the published reports.

@@ -83,10 +83,10 @@ def evaluate(listed: Sequence[Claim] | None = None) -> pd.DataFrame:
             print(note, file=sys.stderr)
             cells = _open_cells(notebook="", note=note)
         rows.append({**asdict(claim), **cells})
-    # Members of the two enumerations become plain texts.
+    # Members of Evidence and Outcome become plain texts.
     table = pd.DataFrame(rows).astype({"evidence": str, "outcome": str})
     # Evidence lists the strongest kind first. A stable sort keeps the order of claims otherwise.
-    strongest_first = [*Evidence]
+    strongest_first = [str(evidence) for evidence in Evidence]
     return table.sort_values(
         "evidence",
         key=lambda names: names.map(strongest_first.index),
@@ -122,7 +122,7 @@ def _cells(claim: Claim) -> dict[str, Any]:
         outcome = claims.AS_REQUIREMENT[outcome]
     notes = [note for note in (result.note, verdict.note) if note]
     cells = {name: getattr(result, name) for name in RESULT}
-    # The claim is decided already.
+    # Only an open claim names the notebook that will decide it.
     cells["notebook"] = ""
     cells["note"] = "; ".join(notes)
     cells["outcome"] = outcome
@@ -432,8 +432,8 @@ def computed(row: pd.Series) -> str:
     ----------
     row : Series
         A row of `evaluate`. Its ``spans`` have the two ends of each interval in which computed
-        numbers lie, ``low`` and ``high`` are the least and the largest of all ends, and
-        ``interval`` is empty unless the numbers were measured.
+        numbers lie, in ascending order. ``low`` and ``high`` are the least and the largest of
+        all ends, and ``interval`` is empty unless the numbers were measured.
 
     Returns
     -------
@@ -469,7 +469,8 @@ def computed(row: pd.Series) -> str:
     if is_few and not row["interval"]:
         others = [format_quantity(value, "1") for value in least[:-1]]
         return f"{', '.join(others)} or {high}"
-    return f"{format_quantity(least[0], '1')} to {high}"
+    # The number of ``low``, without its unit.
+    return f"{format_quantity(row['low'], '1')} to {high}"
 
 
 def shown(verdicts: pd.DataFrame) -> list[dict[str, str]]:
