@@ -1,7 +1,8 @@
 """Predictions compared with measurements, whether they were made before or after.
 
 A prediction uses a layer profile, and a cost that is fitted to collectives which were
-measured on their own. No row of the judged runs enters a prediction. The truth of a
+measured on their own. No time of the judged runs enters a prediction, except that of
+copying a byte of a gradient, which is measured next to the iterations. The truth of a
 case is the median of its iterations. Errors are relative. A prediction interval is for
 a single iteration.
 
@@ -42,7 +43,7 @@ RESCALED = "rescaled"
 """Our model with the compute time that the same run measured."""
 REPEATS_WITHIN = 0.1
 """How far the rounds of a case may differ, on average, before the machine counts as
-disturbed: a tenth of the iteration."""
+disturbed: a tenth of the iteration, by choice."""
 _PARTS = (
     f"{model}_{part}"
     for model in (OURS, LINE)
@@ -57,7 +58,7 @@ PREDICTED = (
 )
 """Every model whose predictions a campaign may have recorded before its runs."""
 DRAWS = 200
-"""How many draws of the cost are made for intervals."""
+"""How many draws of the cost are made for intervals, by choice."""
 _ENDS = ("lower_s", "upper_s")
 
 
@@ -87,8 +88,10 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
             The mean difference between two rounds in the iteration and in exposed
             communication, relative to the median.
         processor_load, stolen, copy_s_per_byte, processor_limited
-            The conditions of the runs. ``stolen`` is the largest value, and
-            ``processor_limited`` is whether the processor limited any iteration.
+            The conditions of the runs. ``stolen`` is the largest share of the cores that
+            other virtual machines took in a run, ``copy_s_per_byte`` the time of copying a
+            gradient into its bucket or out of it, and ``processor_limited`` whether the
+            processor limited any iteration.
         marked
             Whether all iterations were disturbed, or rounds differ by more than
             REPEATS_WITHIN on average. Predictions are not judged by marked cases.
@@ -120,7 +123,7 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     }
     cases = cases.join(runs.groupby("case").agg(conditions))
     cases["marked"] = all_disturbed
-    # Cases of older versions, which do not say what was disturbed, are never marked.
+    # By choice, cases of older versions are not marked, however much their rounds differ.
     if knows_disturbed:
         cases["marked"] |= cases["repeatability"] > REPEATS_WITHIN
     return keys.join(cases).reset_index()
@@ -218,12 +221,15 @@ def validate(
             workloads,
             calibration,
             selections,
+            # Timed next to the iterations of the same run, and 0 for a replay.
             copy_s_per_byte=row["copy_s_per_byte"],
             compute_scatter=scatter,
         )
         communication = calibration.of_case(case)
         seconds = predicted_times(ours, communication.costs_by_form)
         seconds[RESCALED] = _rescaled_times(ours, row["measured_compute_s"])
+        # The paired interval is for a comparison at the measured compute time. It leaves out the
+        # drift of compute.
         lower_s, upper_s = ours.paired_interval_s or (math.nan, math.nan)
         predicted.append(
             {
@@ -290,17 +296,17 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The cases with ``lab``, such as "4 x 1gbit" for four ranks, and ``inside``, whether
-        the median iteration lies in its interval. For real training, ``lower_s`` and
-        ``upper_s`` become the ends of the paired prediction, which has the measured compute
-        time.
+        the median iteration lies in its interval. For real training with ``contention``, the interval is
+        moved by the difference between the measured and the predicted compute time, so that
+        compute that has drifted since its profile does not count as an error.
     """
-    # Only predictions of real training count contention, that messages and compute slow each
-    # other down. Real compute drifts between the profile and the run. Replays sleep for their
-    # compute times, so that these do not drift.
     if "contention" in cases:
-        drifted_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
-        drifted_s = drifted_s.where(cases["contention"], 0.0)
-        cases = cases.assign(**{end: cases[end] + drifted_s for end in _ENDS})
+        # Contention is that messages and compute slow each other down. Only predictions of real
+        # training count it. Replays sleep for their compute times, so that these do not drift.
+        is_real_training = cases["contention"]
+        drift_s = cases["measured_compute_s"] - cases["predicted_compute_s"]
+        drift_s = drift_s.where(is_real_training, 0.0)
+        cases = cases.assign(**{end: cases[end] + drift_s for end in _ENDS})
     name = cases["workers"].astype(str) + " x " + cases["link"].str.removeprefix("lab:")
     # The density is the share of the gradients that is sent, and the straggler is the factor on
     # the compute times of the slowest rank, 1 if all ranks compute equally fast.
@@ -335,13 +341,10 @@ def judge(
     form : str, optional
         The form of our model's cost.
     marked : bool, optional
-        Whether to return marked cases, too, if the runs are live.
-
-        Live, on this machine: the cases that `measured` marks are marked, and so are those
-        that the processor limited. By default they are dropped.
-
-        Recorded: the argument changes nothing. Cases that the processor limited are
-        dropped, and all others are returned.
+        Whether to return the marked cases of live runs, which are those on this machine.
+        They are the cases that `measured` marks and those that the processor limited. By
+        default they are dropped. For recorded runs, the argument changes nothing: only
+        cases that the processor limited are dropped.
 
     Returns
     -------
@@ -354,9 +357,12 @@ def judge(
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
         return runs
+    # How messages and compute slow each other down, where it was measured.
     slowdown = None
     if measurements.has("slowdown"):
         slowdown = measurements.table("slowdown")
+    # The interval by which a recorded case was first judged is frozen: it is stored, and used
+    # instead of one that is drawn anew.
     frozen_ends = _frozen_ends(form)
     # Draws of the cost take time, and are needed only for intervals that are not frozen.
     all_frozen = runs["case"].isin(frozen_ends.index).all()
@@ -401,7 +407,9 @@ def _frozen_ends(form: str) -> pd.DataFrame:
     DataFrame
         ``lower_s`` and ``upper_s``, the ends in seconds, by case.
     """
-    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case").dropna()
+    ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
+    # A case that was listed without ends would have no frozen interval. At present none is.
+    ends = ends.dropna()
     if form != "table":
         # No rows.
         return ends.iloc[:0]
@@ -446,7 +454,8 @@ def joined(campaign: Source) -> pd.DataFrame:
     # An iteration is its compute and its exposed communication.
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
-    # This column says which intervals `labelled` moves by the drift of compute.
+    # Only predictions of real training count contention, that messages and compute slow each other
+    # down. By this column, `labelled` tells the cases whose real compute drifts after its profile.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -469,17 +478,19 @@ def _check_predicted_by(campaign: Source, runs: pd.DataFrame) -> None:
 
 
 def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame:
-    """Return the iterations of each case, ``runs``, and how many its interval holds, ``covered``.
+    """Count the iterations of each case (``runs``) and those in its interval (``covered``).
 
-    The index of ``cases`` is the case.
+    ``runs`` has a row for each iteration. ``cases`` has a row for each case, which is its index.
     """
     # With the case of each iteration, ``map`` gives every iteration the value of its case.
     case = runs["case"]
-    # If an iteration really trains, its interval is moved to its own compute time.
-    drifted_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
-    drifted_s = drifted_s.where(case.map(cases["contention"]), 0.0)
-    lower_s = case.map(cases["lower_s"]) + drifted_s
-    upper_s = case.map(cases["upper_s"]) + drifted_s
+    # Only cases of real training have contention, that messages and compute slow each other down.
+    is_real_training = case.map(cases["contention"])
+    # The interval of an iteration of real training is moved to the iteration's own compute time.
+    drift_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
+    drift_s = drift_s.where(is_real_training, 0.0)
+    lower_s = case.map(cases["lower_s"]) + drift_s
+    upper_s = case.map(cases["upper_s"]) + drift_s
     inside = runs["iteration_s"].between(lower_s, upper_s)
     return inside.groupby(case).agg(covered="sum", runs="size")
 
@@ -768,8 +779,12 @@ def _rows_of(content: bytes) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(content), keep_default_na=False)
 
 
-def _with_a_number(goals: pd.DataFrame) -> pd.DataFrame:
-    """Return the goals that count: those with a number, but without those of SIZES."""
+def _that_count(goals: pd.DataFrame) -> pd.DataFrame:
+    """Return the goals that count: those that were met or missed, but without those of SIZES.
+
+    ``held`` is the text "True" of a goal that was met, and "False" of one that was missed. It is
+    "" in a row that states what was reached although no goal was set.
+    """
     return goals[(goals["held"] != "") & ~goals["goal"].isin(SIZES)]
 
 
@@ -785,23 +800,27 @@ def goals_met(standing: str) -> tuple[int, int]:
     Returns
     -------
     met, total : int
-        Goals without a number and those of SIZES do not count.
+        Goals that were neither met nor missed, and those of SIZES, do not count.
     """
-    goals = _with_a_number(frozen("goals"))
+    goals = _that_count(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
-    return int((of_standing["held"] == "True").sum()), len(of_standing)
+    # Truth values of the file are texts.
+    is_met = of_standing["held"] == "True"
+    return int(is_met.sum()), len(of_standing)
 
 
 def goals_by_set() -> pd.DataFrame:
-    """Return how many preset goals each campaign met.
+    """Return how many preset goals each campaign met, which is a set of runs with its goals.
 
     Returns
     -------
     DataFrame
-        By the name of the campaign, in the order of reports/goals.csv, how many preset
-        goals that count were ``met``, and how many were ``preset``.
+        By the name of the campaign, in the order of reports/goals.csv, how many goals were
+        ``preset``, and how many of these were ``met``. Rows that were neither met nor
+        missed, and goals of SIZES, do not count.
     """
-    goals = _with_a_number(frozen("goals"))
+    goals = _that_count(frozen("goals"))
+    # The file calls preset goals confirmatory, and its truth values are texts.
     preset = goals[goals["standing"] == "confirmatory"]
     is_met = preset["held"] == "True"
     by_campaign = is_met.groupby(preset["campaign"], sort=False)
@@ -809,7 +828,7 @@ def goals_by_set() -> pd.DataFrame:
 
 
 OF_SHARDED_INTERVALS = "share of medians in their interval"
-"""The goal of each set of sharded training (FSDP2) for the intervals of its predictions."""
+"""The goal of each campaign of sharded training (FSDP2) for the intervals of its predictions."""
 
 
 def goal_counts() -> dict[str, Any]:
@@ -818,18 +837,19 @@ def goal_counts() -> dict[str, Any]:
     Returns
     -------
     dict
-        ``preset`` and ``exploratory`` are the numbers of goals that were set before and
-        with the data in sight, and ``preset_met`` and ``exploratory_met`` how many of them
+        ``preset`` goals were set before the data, and ``exploratory`` ones with the data in
+        sight. Both are counts, and ``preset_met`` and ``exploratory_met`` how many of them
         were met. ``poor_sets`` has the campaigns that met less than half of their preset
         goals, each with a text such as "1 of 7".
-        ``sharded_intervals`` is how many sets of sharded training have a goal for their
-        intervals, and ``sharded_intervals_met`` how many met it. ``of_95`` has the rows of
-        `coverage_of_95`.
+        ``sharded_intervals`` is how many campaigns of sharded training have a goal for
+        their intervals, and ``sharded_intervals_met`` how many met it. ``of_95`` has the
+        rows of `coverage_of_95`.
     """
+    # The file calls preset goals confirmatory.
     preset_met, preset = goals_met("confirmatory")
     exploratory_met, exploratory = goals_met("exploratory")
-    by_set = goals_by_set()
-    poor = by_set[2 * by_set["met"] < by_set["preset"]]
+    by_campaign = goals_by_set()
+    poor = by_campaign[2 * by_campaign["met"] < by_campaign["preset"]]
     goals = frozen("goals")
     of_sharded = goals[goals["goal"] == OF_SHARDED_INTERVALS]["held"]
     return {
@@ -882,13 +902,14 @@ def outcome(campaign: str) -> str:
         raise UserError(
             f"{campaign!r} has no row in reports/goals.csv: name one that has"
         )
-    goals = _with_a_number(rows)
+    # Without goals for how much to measure, and rows for which no goal was set.
+    goals = _that_count(rows)
     sentences = []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
         if len(of_kind):
             sentences.append(_met_and_missed(of_kind, kind))
-    # A campaign may have intervals alone, or only goals that do not count.
+    # A campaign may have intervals alone, or no row that counts as a goal.
     if not sentences:
         sentences.append("No goal was set")
     # The note of a goal or of an interval says if its predictions preceded the runs.
@@ -899,9 +920,10 @@ def outcome(campaign: str) -> str:
 
 
 def _met_and_missed(goals: pd.DataFrame, kind: str) -> str:
-    """Return how many goals of a kind, such as "preset", were met, and name those missed.
+    """Return in words how many goals were met, and name those missed.
 
-    ``goals`` are rows of reports/goals.csv.
+    ``goals`` are rows of reports/goals.csv, each with ``held`` as the text "True" or "False".
+    ``kind`` is the word for them in the sentence, "preset" or "exploratory".
     """
     missed = goals[goals["held"] == "False"]
     met = len(goals) - len(missed)
