@@ -296,9 +296,9 @@ def labelled(cases: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The cases with ``lab``, such as "4 x 1gbit" for four ranks, and ``inside``, whether
-        the median iteration lies in its interval. For real training with ``contention``, the interval is
-        moved by the difference between the measured and the predicted compute time, so that
-        compute that has drifted since its profile does not count as an error.
+        the median iteration lies in its interval. For real training with ``contention``,
+        the interval is moved by the difference between the measured and the predicted
+        compute time. So compute that has drifted since its profile is no error.
     """
     if "contention" in cases:
         # Contention is that messages and compute slow each other down. Only predictions of real

@@ -241,10 +241,14 @@ def _ready_gradients(
         layer = _layer_of(operator, pending)
         if layer:
             pending.remove(layer)
+            # The gradients of a layer are ready together. Among them the last parameter comes
+            # first, such as a bias before its weights, as backward takes the last layer first.
             ready += layer[::-1]
-            # The gradients of a layer are ready together, so that the gaps between them are 0.
-            # The last of the zeros is the gap to the next layer.
-            gaps_s += [0.0] * len(layer)
+            # ``gaps_s`` ends with the gap to the first gradient of this layer. It is followed by
+            # a gap of 0 to each further one, and by the gap to the next layer, which begins at 0.
+            gaps_to_others_s = [0.0] * (len(layer) - 1)
+            gap_to_next_layer_s = 0.0
+            gaps_s += [*gaps_to_others_s, gap_to_next_layer_s]
     # No gradient follows the last gap. Its time counts towards the last gradient.
     after_s = gaps_s.pop()
     gaps_s[-1] += after_s
@@ -280,7 +284,7 @@ READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 
 
 class Rows(NamedTuple):
-    """The rows of a rule, by their purpose.
+    """The rows of a rule of data/external/rules.yml, by their purpose.
 
     A part that the rule lacks has no rows. No row is in two parts.
 
@@ -304,7 +308,11 @@ class Rows(NamedTuple):
 
 @cache
 def rules() -> dict[str, dict[str, Any]]:
-    """Return the rules by name, as the head of data/external/rules.yml describes them."""
+    """Return the rules by name, as the head of data/external/rules.yml describes them.
+
+    A rule says which files of others' measurements are read, and which of their rows serve for
+    what (`Rows`).
+    """
     return dict(files.own_yaml(files.read_text(EXTERNAL / "rules.yml"))["rules"])
 
 
@@ -319,7 +327,8 @@ def rows(name: str) -> Rows:
     read_file = READERS[rule["read"]]
     paths = sorted(EXTERNAL.glob(rule["files"]))
     frame = pd.concat([read_file(path) for path in paths], ignore_index=True)
-    # Queries refer to the rows that were drawn at random as @drawn.
+    # Queries such as "placement in @drawn" refer to a list of values in the rule: the placements or
+    # the sizes that were drawn when the rule was written.
     variables = {"drawn": rule.get("drawn", [])}
     rows_by_field = {}
     for field in Rows._fields:
@@ -370,6 +379,9 @@ def predictions(
 ) -> pd.DataFrame:
     """Return the test rows of rules as predicted by every model.
 
+    A rule of data/external/rules.yml says which files of others' measurements are read, and
+    which of their rows show compute alone, calibrate a model, or test it (`Rows`).
+
     Parameters
     ----------
     rules : sequence of str
@@ -417,6 +429,9 @@ def predictions(
 # -- Vidur: dense tables of all-reduces, by fits that twelve sizes calibrate ---------
 
 DENSE = ("vidur-64mib", "vidur-512mib")
+"""The rules by which twelve sizes of a table calibrate, and all others from 1 MiB on are predicted.
+
+Measured medians do not rise steadily with the size, because NCCL cuts messages into chunks."""
 GOAL = 0.01
 """The goal for the median error of a table, which was set before it was computed."""
 GOAL_SMALL = 0.05
@@ -429,8 +444,9 @@ SMALL_TO = 25 * MIB
 def dense_tables() -> dict[str, Rows]:
     """Return the rows of each of Vidur's tables of all-reduces, in the order of their sizes.
 
-    The result is by the name of the table, such as "h100_dgx-8x8", for the rules of DENSE.
-    Medians do not rise steadily with the size, because NCCL cuts messages into chunks.
+    The result is by the name of the table, such as "h100_dgx-8x8". The tables are those of the
+    rules DENSE, which say that twelve sizes of a table calibrate, and that all others from 1 MiB
+    on are predicted.
     """
     by_name = {}
     for rule in DENSE:

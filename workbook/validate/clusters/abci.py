@@ -18,7 +18,10 @@ from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, Rows, read, resnet50, rows
 
 STEPS = ("abci-step-fp32", "abci-step-amp")
-"""The rules of steps that calibrate one constant."""
+"""The rules of data/external/rules.yml that calibrate one constant, the same for all steps.
+
+Both calibrate on the steps of four A100 in fp32. The first predicts all other steps in fp32, and
+the second those in mixed precision (AMP)."""
 DEVICE = {256: "A100", 128: "V100"}
 """The device of logged iterations, by the images per GPU and step, which tell it."""
 MODELS = {
@@ -100,9 +103,10 @@ def _one_gpu_s(parts: Rows) -> pd.Series:
 def _steps_s(parts: Rows, target: pd.DataFrame, model: str, number: float) -> Floats:
     """Return the predicted steps of n target rows in seconds, shape (n,).
 
-    Compute is that of one GPU in the rows ``parts`` of the rule. All rows with as many GPUs
-    (``ranks``), the same ``batch`` and the same precision (``amp``) have one prediction.
-    `_iteration_s` says what the ``model`` and its free ``number`` mean.
+    The ``target`` rows are among the ``parts`` that a rule of data/external/rules.yml divides
+    measurements into. Compute is that of one GPU in the part for compute alone. All rows with as
+    many GPUs (``ranks``), the same ``batch`` and the same precision (``amp``) have one
+    prediction. `_iteration_s` says what the ``model`` and its free ``number`` mean.
     """
     one_gpu_s = _one_gpu_s(parts)
     predicted_s = pd.Series(np.nan, target.index)
@@ -150,17 +154,19 @@ def longer(predicted: pd.DataFrame, models: Sequence[str]) -> pd.DataFrame:
         Medians in milliseconds, with one row for each configuration, such as "4 A100, fp32".
         The column ``measured`` comes before one column for each model.
     """
-    _, rule_of_amp = STEPS
-    # This rule has the iterations of both precisions on one GPU.
+    # Of the two rules by which ``predicted`` was made, the one of mixed precision (AMP) reads the
+    # files of both precisions, and so has all iterations on one GPU.
+    _rule_of_fp32, rule_of_amp = STEPS
     by_batch_and_amp_s = _one_gpu_s(rows(rule_of_amp))
     # The step of one GPU for each predicted row.
     one_gpu_s = predicted.set_index(["batch", "amp"]).index.map(by_batch_and_amp_s)
     seconds = predicted[["predicted_s", "measured_s"]]
     further_ms = 1e3 * seconds.sub(one_gpu_s, axis=0)
-    keys = [_configuration(predicted), predicted["model"]]
-    medians_ms = further_ms.groupby(keys).median()
+    configurations = _configuration(predicted)
+    medians_ms = further_ms.groupby([configurations, predicted["model"]]).median()
     # One row for each configuration, one column for each model.
     table = medians_ms["predicted_s"].unstack()[[*models]]
+    # The CSV of a figure has the configurations in a column of this name.
     table = table.rename_axis(index="gpus", columns=None)
     # The median of the measured times is the same for every model, so that the first is taken.
     measured_ms = medians_ms["measured_s"].groupby(level=0).first()
@@ -185,7 +191,7 @@ def step(predicted: pd.DataFrame) -> tuple[float, pd.Series]:
     """
     steps = predicted[predicted["model"] == "workbook_step"]
     errors = steps["predicted_s"] / steps["measured_s"] - 1
-    # Both rules of STEPS calibrate on the same rows, so that all rows have one constant as
-    # their free number.
+    # The constant is the free number of this model, which is fitted to the steps of four A100 in
+    # fp32. Both rules of the predictions fit it to these, so that all rows have the same one.
     constant_s = float(steps["free"].iloc[0])
     return constant_s, errors.groupby(_configuration(steps)).median()
