@@ -37,6 +37,10 @@ from workbook.validate import clusters
 from workbook.validate.clusters import EXTERNAL, Rows, table
 
 RULES = ("cs336", "cs336-serial")
+"""The rules of data/external/rules.yml, by both of which iterations with buckets are predicted.
+
+By both, iterations without buckets calibrate. The second also has iterations whose all-reduces all
+follow backward, which show compute alone."""
 UPDATE_PASSES = 35
 """How many times the update reads or writes as many bytes as there are gradients.
 
@@ -179,11 +183,11 @@ def _buckets(gradients: Workload, bucket_bytes: int) -> list[Ints]:
     The ``gradients`` are in the order of backward. Buckets of ``bucket_bytes`` are filled in
     another order, with the parameters from the last registered one on.
     """
-    by_registration = sorted(
+    from_last_registered = sorted(
         range(gradients.n),
         key=lambda position: _order_in_buckets(gradients.layer[position]),
     )
-    in_buckets = np.array(by_registration)
+    in_buckets = np.array(from_last_registered)
     # `plan.buffer` takes gradients in the order of a workload, of which it needs only the sizes.
     sizes_in_buckets = replace(gradients, bytes=gradients.bytes[in_buckets])
     filled = plan.buffer(sizes_in_buckets, bucket_bytes)
@@ -193,9 +197,10 @@ def _buckets(gradients: Workload, bucket_bytes: int) -> list[Ints]:
 def _order_in_buckets(layer: str) -> tuple[int, int]:
     """Return a key that sorts layers in the order in which they fill buckets.
 
-    First are the head and the last norm, then the blocks from the last to the first,
-    and then the embedding of tokens. The name of a layer in a block is the number of the
-    block and the kind, such as "3.query".
+    The order is the reverse of that in which the source registers layers. First are the head
+    and the last norm, then the blocks from the last to the first, and then the embedding of
+    tokens. The name of a layer in a block is the number of the block and the kind, such as
+    "3.query".
     """
     # Of a layer outside the blocks, the whole name is in ``block``, and ``kind`` is empty.
     block, _, kind = layer.partition(".")
@@ -205,6 +210,7 @@ def _order_in_buckets(layer: str) -> tuple[int, int]:
     # all blocks, and the head and the last norm with a very low number before them.
     if block == "tokens":
         return 1, 0
+    # The head and the last norm have the same key. Sorting leaves them in the order of backward.
     return -(10**9), 0
 
 
@@ -271,9 +277,10 @@ def iteration_s(
 
 
 def _last_copied_s(workload: Workload, link: Link, divide_and_copy_s: Floats) -> float:
-    """Return when the last message has been divided and copied back, in seconds.
+    """Return when the last message has been divided by the number of ranks and copied back.
 
-    The time counts from the start of the iteration.
+    The result is in seconds from the start of the iteration. A message is copied back from its
+    bucket to the gradients. A gradient that was sent alone is only divided.
 
     Parameters
     ----------
@@ -282,9 +289,10 @@ def _last_copied_s(workload: Workload, link: Link, divide_and_copy_s: Floats) ->
     link : Link
         How much compute and messages slow each other down.
     divide_and_copy_s : ndarray
-        How long it takes to divide and copy back each message.
+        The seconds to divide and copy back each message.
     """
-    # The time of each message, divided into that of the processor and that of the link.
+    # The time that the all-reduce of each message takes by the measured table, in two parts: the
+    # time of the processor and that of the link.
     message_parts = link.parts(cost(), workload.bytes)
     # When each message starts and ends. Messages follow one another.
     starts_s, ends_s = link.play(workload.ready_s, message_parts)
@@ -304,9 +312,10 @@ def compute_times(
 ) -> dict[tuple[int, int], float]:
     """Return the seconds of forward and backward alone, by batch and sequence.
 
-    If the rule has iterations whose all-reduces all follow backward, compute is such an
-    iteration less its all-reduces and its update. Otherwise compute is inferred: with it the
-    model predicts the measured iterations that calibrate.
+    A rule of data/external/rules.yml says what measured iterations serve for. If some show
+    compute alone, their all-reduces all follow backward, and compute is such an iteration less
+    its all-reduces and its update. Otherwise compute is fitted to the iterations that calibrate,
+    so that the model predicts these exactly.
 
     Parameters
     ----------
@@ -314,7 +323,7 @@ def compute_times(
         The rows of a rule. Its rows of compute have each batch and sequence once, and so do
         those that calibrate.
     name : str
-        The model with which compute is inferred.
+        The model with which compute is fitted.
     slowdown : float
         The slowdown of the model, as `iteration_s` takes it.
     """
@@ -329,7 +338,7 @@ def compute_times(
     if not parts.compute.empty:
         return compute_s
     for row in parts.calibrate.itertuples():
-        # The iteration as a function of its compute.
+        # The predicted iteration as a function of its compute.
         predict_s = partial(
             iteration_s, name, row.sequence, row.bucket_bytes, slowdown=slowdown
         )
@@ -348,7 +357,7 @@ def predicted_s(
     Parameters
     ----------
     parts : Rows
-        The rows of a rule, which calibrate the model.
+        The rows of a rule of data/external/rules.yml, of which some calibrate the model.
     target : DataFrame
         The rows to predict.
     name : str
@@ -367,7 +376,10 @@ def predicted_s(
 
 
 def predictions() -> pd.DataFrame:
-    """Return the test rows of RULES as predicted by every model.
+    """Return the iterations with buckets, as predicted by every model and both of RULES.
+
+    These are the test rows of both rules. The rules differ in how compute is found: from the
+    iterations without buckets, or from those whose all-reduces all follow backward.
 
     Returns
     -------

@@ -32,7 +32,7 @@ NETWORKS = {
     "pollux-resnet50-fitted": "ResNet-50",
     "pollux-yolov3": "YOLOv3",
 }
-"""The rules, and the titles of their networks."""
+"""The rules of data/external/rules.yml, one for each network, and the titles of the networks."""
 PLACE = ["placement", "nodes", "ranks"]
 """The columns that distinguish placements.
 
@@ -57,7 +57,8 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
     -------
     ndarray, shape (..., n)
         Seconds, found by bisection between 0 and the measured iteration. They are 0 where
-        no W between these predicts the iteration. Leading axes are those of the model.
+        no W between these predicts the iteration. With k values
+        of the model's free number, the shape is (k, n), and otherwise (n,).
     """
     compute_s = np.asarray(compute_s, float)
     measured_s = np.asarray(iteration_s, float)
@@ -101,7 +102,8 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     """Return our model: the messages of PyTorch's buckets follow one another.
 
     The message of a bucket starts when the bucket is ready and the message before it has
-    ended. Compute and bytes are divided between the buckets as in a workload.
+    ended. Compute and the time of all bytes on the link are divided between the buckets as in
+    a workload.
 
     Parameters
     ----------
@@ -117,17 +119,19 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        # The last axis of ready_s, message_s and ends_s has the buckets. The zeros are the
-        # processor time of messages: all of W is link time.
+        """Return iterations for n computes and n times of all bytes on the link, in seconds."""
+        # Shape (n,), or (k, n) with k slowdowns.
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
+        # The outer products have one more axis at the end, that of the buckets.
         ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
-        message_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
+        on_link_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
+        no_processor_time_s = np.zeros_like(ready_s)
+        # A slowdown is the same for all iterations and buckets.
+        slowdown_of_buckets = np.asarray(slowdown, float)[..., None]
         _, ends_s = one_by_one(
-            ready_s,
-            np.zeros_like(ready_s),
-            message_s,
-            slowdown=np.asarray(slowdown, float)[..., None],
+            ready_s, no_processor_time_s, on_link_s, slowdown=slowdown_of_buckets
         )
+        # The update follows the last message.
         return np.asarray(ends_s[..., -1] + update_share * compute_s)
 
     return iteration_s
@@ -135,6 +139,8 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
 
 def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
     """Return a model by its name.
+
+    A model is a function of the compute C and of the time W that all bytes take on the link.
 
     Parameters
     ----------
@@ -146,13 +152,15 @@ def model(name: str, workload: Workload, number: ArrayLike = 0.0) -> Model:
         The free number: gamma of "norm", and the slowdown of compute of "workbook_slowed".
         "workbook" has a slowdown of 0. Several values give times of shape (k, n).
     """
-    # Of C and W, the sum without overlap, and the longer one with perfect overlap.
     if name == "no_overlap":
+        # C + W
         return np.add
     if name == "perfect_overlap":
+        # The longer one of C and W.
         return np.maximum
     if name == "norm":
         return norm(number)
+    # "workbook" with its number 0, or "workbook_slowed".
     return slowed(workload, number)
 
 
@@ -254,8 +262,8 @@ def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
     Parameters
     ----------
     parts : Rows
-        The rows of a rule. Its rows of compute have each batch once, and those that
-        calibrate each placement once.
+        The measured iterations of a rule of data/external/rules.yml. Its rows of compute
+        have each batch once, and those that calibrate each placement once.
     target : DataFrame
         The rows to predict.
 
@@ -279,20 +287,23 @@ def timings(parts: clusters.Rows, target: pd.DataFrame) -> Floats:
 
 
 def predict(timed_s: Floats, model: Model) -> Floats:
-    """Return predicted iterations in seconds, shape (..., n).
+    """Return predicted iterations in seconds, shape (n,), or (k, n) for k values of a free number.
 
-    The seconds that all bytes take on the link are inferred: with them the model predicts the
-    row that calibrates the same placement.
+    A model needs the compute of a row, and the time that all bytes take on the link. Nobody has
+    timed the latter. It is the time with which the same model predicts, without error, the row
+    that calibrates the same placement.
 
     Parameters
     ----------
     timed_s : ndarray, shape (3, n)
-        The result of `timings`.
+        The result of `timings`: the compute of each row to predict, and the compute and the
+        measured iteration of the row that calibrates its placement.
     model : callable
         The model.
     """
-    compute_s, calibrating_compute_s, calibrating_s = timed_s
-    return model(compute_s, wire_s(model, calibrating_compute_s, calibrating_s))
+    compute_s, calibrating_compute_s, calibrating_iteration_s = timed_s
+    inferred_wire_s = wire_s(model, calibrating_compute_s, calibrating_iteration_s)
+    return model(compute_s, inferred_wire_s)
 
 
 def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
@@ -301,7 +312,8 @@ def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
     Parameters
     ----------
     parts : Rows
-        The rows of a rule. The errors are those of its rows to fit that have several nodes.
+        The measured iterations of a rule of data/external/rules.yml, which says what each
+        serves for. The errors are those of its rows ``fit`` that have several nodes.
     name : str
         The model. A model without a free number gives 0.
     shape : Workload
@@ -332,10 +344,13 @@ def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
 def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     """Return the test rows of rules as predicted by every model.
 
+    A rule of data/external/rules.yml says which measured iterations of a network calibrate a
+    model, to which its free number is fitted, and which are predicted, the test rows.
+
     Parameters
     ----------
     rules : sequence of str, optional
-        The names of the rules, by default those of all networks.
+        The names of the rules. By default all of NETWORKS, which has one for each network.
 
     Returns
     -------
@@ -356,8 +371,8 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
             measured_s=parts.test["iteration_s"],
         )
         for name in MODELS:
-            number = fit(parts, name, shape)
-            predicted_s = predict(timed_s, model(name, shape, number))
+            free_number = fit(parts, name, shape)
+            predicted_s = predict(timed_s, model(name, shape, free_number))
             tables.append(measured.assign(model=name, predicted_s=predicted_s))
     return pd.concat(tables, ignore_index=True)
 
@@ -368,11 +383,13 @@ def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Se
     Parameters
     ----------
     predicted : DataFrame
-        The rows of `predictions`. Only batches from the median batch on count.
+        The rows of `predictions`. Only batches from the median batch on count: at large
+        batches messages are a small part of an iteration, so that the errors show how
+        compute differs between the nodes.
     rule : str
-        The rule.
+        The rule, which is that of one network.
     name : str, optional
-        The model.
+        The model. By default our model without any slowdown.
     """
     rows = predicted.query("rule == @rule and model == @name")
     large = rows[rows["batch"] >= rows["batch"].median()]
