@@ -55,10 +55,9 @@ def wire_s(model: Model, compute_s: Floats, iteration_s: Floats) -> Floats:
 
     Returns
     -------
-    ndarray, shape (..., n)
+    ndarray, shape (n,), or (k, n) for a model with k values of its free number
         Seconds, found by bisection between 0 and the measured iteration. They are 0 where
-        no W between these predicts the iteration. With k values
-        of the model's free number, the shape is (k, n), and otherwise (n,).
+        no W between these predicts the iteration.
     """
     compute_s = np.asarray(compute_s, float)
     measured_s = np.asarray(iteration_s, float)
