@@ -408,7 +408,7 @@ def _frozen_ends(form: str) -> pd.DataFrame:
         ``lower_s`` and ``upper_s``, the ends in seconds, by case.
     """
     ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
-    # A case that was listed without ends would have no frozen interval. At present none is.
+    # A case without ends would have no frozen interval. At present all cases have ends.
     ends = ends.dropna()
     if form != "table":
         # No rows.
@@ -779,7 +779,7 @@ def _rows_of(content: bytes) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(content), keep_default_na=False)
 
 
-def _that_count(goals: pd.DataFrame) -> pd.DataFrame:
+def _goals_that_count(goals: pd.DataFrame) -> pd.DataFrame:
     """Return the goals that count: those that were met or missed, but without those of SIZES.
 
     ``held`` is the text "True" of a goal that was met, and "False" of one that was missed. It is
@@ -802,7 +802,7 @@ def goals_met(standing: str) -> tuple[int, int]:
     met, total : int
         Goals that were neither met nor missed, and those of SIZES, do not count.
     """
-    goals = _that_count(frozen("goals"))
+    goals = _goals_that_count(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
     # Truth values of the file are texts.
     is_met = of_standing["held"] == "True"
@@ -810,16 +810,19 @@ def goals_met(standing: str) -> tuple[int, int]:
 
 
 def goals_by_set() -> pd.DataFrame:
-    """Return how many preset goals each campaign met, which is a set of runs with its goals.
+    """Return how many preset goals each campaign met.
+
+    A campaign is a set of runs, which has goals of its own. A goal is preset if it was set
+    before the data.
 
     Returns
     -------
     DataFrame
         By the name of the campaign, in the order of reports/goals.csv, how many goals were
         ``preset``, and how many of these were ``met``. Rows that were neither met nor
-        missed, and goals of SIZES, do not count.
+        missed, and goals for how much was to be measured (SIZES), do not count.
     """
-    goals = _that_count(frozen("goals"))
+    goals = _goals_that_count(frozen("goals"))
     # The file calls preset goals confirmatory, and its truth values are texts.
     preset = goals[goals["standing"] == "confirmatory"]
     is_met = preset["held"] == "True"
@@ -903,7 +906,7 @@ def outcome(campaign: str) -> str:
             f"{campaign!r} has no row in reports/goals.csv: name one that has"
         )
     # Without goals for how much to measure, and rows for which no goal was set.
-    goals = _that_count(rows)
+    goals = _goals_that_count(rows)
     sentences = []
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
