@@ -178,8 +178,8 @@ def _intensity_order() -> Result:
     intensity_ranks = pd.Series(range(len(first_batch)), index=first_batch.index)
     tendency = intensity_ranks.corr(first_batch.rank())
     # By another reading, the paper means a tendency: a larger intensity goes with a smaller batch,
-    # so that the correlation is negative. The tendency holds from -0.5 on, a choice: "similar" in
-    # the claim on figure 4 asks for a correlation of a half, too.
+    # so that the correlation is negative. That it must be at most -0.5 is a choice. The claim that
+    # figure 4 is similar to figure 3 is judged by a correlation of a half, too.
     tendency_holds = tendency <= -0.5
     # The claim counts networks. A tendency is one of all networks together, so that all of them
     # count if it holds, and none if not.

@@ -343,8 +343,8 @@ def most_gpus(target: pd.DataFrame) -> NDArray[np.int64]:
 def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
     """Return the test rows of rules as predicted by every model.
 
-    A rule of data/external/rules.yml says which measured iterations of a network calibrate a
-    model, to which its free number is fitted, and which are predicted, the test rows.
+    A rule of data/external/rules.yml divides the measured iterations of a network: some
+    calibrate a model, some serve to fit its free number, and the test rows are predicted.
 
     Parameters
     ----------
