@@ -106,6 +106,14 @@ def test_labs_that_follow_the_law_tell_any_other(waking: float | None) -> None:
         assert np.abs(wrong(SIZES) / exact_s - 1).max() > 0.02
 
 
+def test_the_law_is_fitted_on_a_machine_of_many_cores() -> None:
+    known = ring_labs(made())
+    values = fit_rings(known, 64)
+    assert np.isfinite(values).all()
+    for lab, ring in zip(known, held_out_rings(known, 64), strict=True):
+        np.testing.assert_allclose(ring(lab.bytes), lab.seconds, rtol=0.1)
+
+
 def test_labs_that_follow_the_law_are_told_by_it() -> None:
     tbf = [("lab:1gbit", 4), ("lab:500mbit", 8), ("lab:1gbit", 2)]
     known = pd.concat([made(LABS, waking=0.3), made(tbf)])

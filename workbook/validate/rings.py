@@ -321,18 +321,21 @@ def fit_rings(
     # take at most e^0.5 times as long as at the rate of the link, and a rank take at most all
     # cores. The lower bounds let bytes be faster than the rate by at most the same factor. Those
     # of software, 2 ns, and of the share of the cores, 1/400, are choices, not measured.
-    bounds = ([-20, -0.5, -6], [0, 0.5, 0])
+    least = np.array((-20.0, -0.5, -6.0))
+    most = np.array((0.0, 0.5, 0.0))
     fits = []
     # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
     # from the share of the prior and from an eighth of it, to try both sides of the bend.
     for log_share in (log_share_prior, log_share_prior - np.log(8)):
         # The middle constant is the factor on the time of bytes, at first 1.
         start = np.array((log_software, 0.0, log_share))
+        # With many cores, an eighth of the prior is below the least share.
+        start = np.clip(start, least, most)
         fit = least_squares(
             residuals,
             start,
             partial(_central_differences, residuals),
-            bounds=bounds,
+            bounds=(least, most),
             # Large errors count less than by their squares.
             loss="soft_l1",
         )
