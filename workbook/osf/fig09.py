@@ -79,9 +79,10 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
-    final = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
+    # "running" is the loss on the images of an epoch while the network trains on them.
+    final_running = rows_of(frame, epoch=frame["epoch"].max(), measured_on="running")
     # The means over the seeds.
-    means = final.groupby("network", sort=False)["share_of_guess"].mean()
+    means = final_running.groupby("network", sort=False)["share_of_guess"].mean()
     shares = ", ".join(f"{100 * mean:.2g}% ({name})" for name, mean in means.items())
     title = (
         f"Relative to the loss of guessing, the final loss while training is {shares}"
@@ -144,9 +145,10 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
     Parameters
     ----------
     measure : {"loss", "accuracy"}
-        What is compared.
+        The column of table ``convergence`` that is compared.
     images : mapping of str to str
-        By set of images in the column ``measured_on``, what the note calls the set.
+        The sets of images that count, by their name in the column ``measured_on``, and what
+        the note calls each of them.
     """
     # Rows of the sets of images that are keys of ``images``.
     rows = source.everywhere("convergence").query("measured_on in @images")
@@ -162,21 +164,23 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
     seeds = final["seed"].nunique()
     readings = {}
     for original in ("original with dropout", "without"):
-        for of_images, by_seed in table.groupby(level="measured_on"):
+        for set_of_images, by_seed in table.groupby(level="measured_on"):
             # A ratio for each seed.
             ratios = by_seed["replaced"] / by_seed[original]
-            readings[f"{original}, {of_images}"] = claims.measured(
-                ratios, "", "recorded", n=seeds
+            # The note follows below, for all readings together.
+            readings[f"{original}, {set_of_images}"] = claims.measured(
+                ratios, note="", grade="recorded", n=seeds
             )
     note = f"after {final['epoch'].max()} epochs, by seed, {_in_words(table)}"
     return claims.by_readings(readings, note)
 
 
 def _in_words(table: pd.DataFrame) -> str:
-    """Return a table's numbers as text, such as "held out: replaced 0.5 and 0.6".
+    """Return a table's numbers as text: by set of images, for each network one of each seed.
 
-    The numbers of all seeds follow the name of their network, after that of their set of
-    images. The index of ``table`` has a set of images and a seed, and its columns are networks.
+    In "held out: without 0.7 and 0.8, replaced 0.5 and 0.6", for example, "held out" is a set
+    of images, and "without" (dropout) and "replaced" (layers) are networks, with two seeds
+    each. The index of ``table`` has a set of images and a seed, and its columns are networks.
     """
     parts = []
     for images, by_seed in table.groupby(level="measured_on"):

@@ -198,10 +198,10 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
         Two rows for each link and number of ranks. The ``tensors`` of a row are those
         below the bandwidth-delay product ("small") or all others ("large"). ``line`` is
         the best straight line and ``eq18`` the best form of Eq 18. ``line_error`` and
-        ``eq18_error`` are the medians over the tensors of the size of their relative
-        errors. ``runs_differ`` is the median over the sizes of the relative difference of
-        the two runs, and ``decided`` says whether the two errors differ by more than
-        that.
+        ``eq18_error`` are the medians over the tensors of their absolute relative errors.
+        ``runs_differ`` is the median over the distinct sizes in bytes of the absolute
+        relative difference of the two runs, and ``decided`` says whether the two errors
+        differ by more than that.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
     by_size = frame.assign(
@@ -402,7 +402,9 @@ def _linear_over_piecewise(condition: str) -> Result:
     medians = rows.groupby(["link", "model"])["error"].median().unstack()
     # A row for each link, and a column for each line. Above 1, the line has the larger error.
     ratios = medians[LINES].div(medians[BENT], axis=0)
-    # The note names the lines in the order of LINES.
+    # "n links" says that the n of each result counts links. The lines are named in the order of
+    # LINES: through both ends, through the medians of the samples of each size, with the least
+    # relative errors, and with the least squares.
     note = (
         "medians; n links, lines by both ends, medians, relative error, least squares: "
         + "; ".join(_links_in_words(ratios, rows))
@@ -410,7 +412,7 @@ def _linear_over_piecewise(condition: str) -> Result:
     # How the paper fits its line is not stated, so that each line is a reading.
     by_line = {}
     for line, of_links in ratios.items():
-        by_line[str(line)] = claims.measured(of_links, "", "recorded")
+        by_line[str(line)] = claims.measured(of_links, note="", grade="recorded")
     return claims.by_readings(by_line, note)
 
 
@@ -420,7 +422,8 @@ def _below_bandwidth_delay() -> Result:
 
     The paper states neither the networks nor the buffers. Each choice is a reading.
     """
-    # A buffer of 0 bytes is no fusion. The buffers of all networks are those of Figure 4.
+    # A buffer of 0 bytes is no fusion, and the others are those of Figure 4. For VGG-16
+    # alone, only 0 and 1 KB count, with which it has the share that is printed (docs/studies.md).
     readings = {}
     for buffer_bytes in (0, KB):
         readings[f"VGG-16, buffer {buffer_name(buffer_bytes)}"] = claims.counted(
@@ -461,7 +464,7 @@ def _percent_below(networks_named: Sequence[str], buffer_bytes: float) -> float:
 
 @cache
 def _cost_errors() -> pd.DataFrame:
-    """Return the size of the errors for each link, model and tensor of ResNet-101.
+    """Return the absolute relative errors for each link, model and tensor of ResNet-101.
 
     The models are LINES and BENT. If several machines recorded a link, only the last recording
     counts.

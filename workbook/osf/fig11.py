@@ -178,12 +178,13 @@ def gains_in_regime() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network and planner. ``gain`` is the mean over the repeated
-        iterations, and ``gain_low`` and ``gain_high`` are the least and the largest gain of
-        one of them.
+        A row for each network and planner. ``gain`` is the relative gain of the scaling
+        factor (0.1 is 10%), the mean over the repeated iterations, and ``gain_low`` and
+        ``gain_high`` are the least and the largest gain of one of them.
     """
     # The campaign whose link has expensive start-ups.
     lab = Lab.load(REGIMES)
+    # Plain cases have dense gradients, equally fast workers, and one message at a time.
     cases_by_network: dict[str, list[Case]] = {}
     for case in lab.cases(plain=True):
         cases_by_network.setdefault(osf_name(case.network), []).append(case)
@@ -287,7 +288,8 @@ def draw(frame: pd.DataFrame) -> Figure:
 
     By the printed rule (osf Eq 17), a message does not wait for the next tensor that joins it.
     The repaired rule counts this wait, which is the backward pass of the tensor. Intervals are
-    gains of the repaired rule by the model, and points are gains of the printed rule in the lab.
+    gains of the repaired rule by the model, in all settings of the paper's cluster that are
+    compatible with what the paper states. Points are gains of the printed rule in the lab.
 
     Parameters
     ----------
@@ -299,8 +301,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     # 1 GB. It replayed no plan of the repaired rule.
     repaired = rows_of(frame, planner=ADAFUSION, grade="model")
     replayed = rows_of(frame, planner="adafusion", grade="lab")
-    # The title has the largest gain of any compatible setting and network. The printed range is
-    # the same in all rows, from which the maximum takes it.
+    # The title has the largest gain of any network in any compatible setting. The printed range
+    # is the same in all rows, from which the maximum takes it.
     over_constant = rows_of(repaired, over=CONSTANT)
     title = (
         f"By the model, adaFusion gains at most {over_constant['gain_high'].max():.0%} "
@@ -328,8 +330,9 @@ def _draw_gains(
     ax : Axes
         Where they are drawn.
     modelled : DataFrame
-        The gains of the repaired rule of adaFusion by network, with their range over
-        compatible settings, and with the range that the paper prints, which is shaded.
+        The gains of the repaired rule of adaFusion by network, with their range over the
+        settings that are compatible with what the paper states, and with the range that the
+        paper prints, which is shaded.
     replayed : DataFrame
         The measured gains of the printed rule of adaFusion by network. It may have no rows.
     rival : str
@@ -599,7 +602,9 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
         is_possible = (low_ends <= high) & (low <= ends)
         # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()
-        # A claim of "at most" accepts all small numbers, and has no least number to name.
+        # "It" is the number in ``ends``. A setting can meet the claim if this is at least ``low``.
+        # ``high`` excludes no setting of the claims below: gains have no lower bound, and the
+        # claimed number of networks is the largest, all five. A claim of "at most" has no ``low``.
         parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
         for reading, values in ends.items():
             parts.append(
@@ -618,29 +623,30 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
 @check("osf-fig11-mgwfbp-min", READINGS, "min")
 @check("osf-fig11-mgwfbp-max", READINGS, "max")
 def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
-    """Return what the best of all plans can gain at most, in %, and thus adaFusion too.
+    """Return an upper bound of adaFusion's gain in %, which no other plan can exceed either.
+
+    The gain of adaFusion itself stands in the note.
 
     Parameters
     ----------
     planners : mapping of str to str
-        The planners over which it is a gain, as `possible_gains` names them, and what a note
-        calls them. Each is a reading.
+        What the paper may mean by the planner with which it compares adaFusion: the names in
+        `possible_gains`, and what a note calls each of these readings.
     which : {"min", "max"}
         Whether the paper's number is the least or the largest gain of the networks.
     """
     gains = _fusion_gains().set_index(["setting", "network"])
-    # The iteration of each planner over the shortest possible one, which is 1 plus the gain of
-    # the best plan over this planner. A row is a setting and network.
-    any_plan = pd.DataFrame(
+    # The iteration of each planner over the least possible one, which is 1 plus the bound of the
+    # gain over this planner. A row is a setting and network, and a column is a reading.
+    planner_over_least = pd.DataFrame(
         {name: 1 + gains[f"over_{planner}"] for planner, name in planners.items()}
     )
-    any_plan_over_adafusion = 1 + gains[f"over_{ADAFUSION}"]
-    # The quotient is the iteration of each planner over that of adaFusion.
-    adafusion = any_plan.div(any_plan_over_adafusion, axis=0)
+    adafusion_over_least = 1 + gains[f"over_{ADAFUSION}"]
+    planner_over_adafusion = planner_over_least.div(adafusion_over_least, axis=0)
 
-    # In each setting, the least or the largest gain of the five networks.
-    largest_percent = 100 * (any_plan.groupby("setting").agg(which) - 1)
-    adafusion_percent = 100 * (adafusion.groupby("setting").agg(which) - 1)
+    # A ratio minus 1 is a gain. ``which`` takes the least or the largest of the five networks.
+    bound_percent = 100 * (planner_over_least.groupby("setting").agg(which) - 1)
+    adafusion_percent = 100 * (planner_over_adafusion.groupby("setting").agg(which) - 1)
     # The range over the settings, for each reading.
     ranges = []
     for _reading, percent in adafusion_percent.items():
@@ -649,15 +655,16 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
         f"adaFusion by Eq 17 repaired {', '.join(ranges)} (Eq 18's coefficients are not "
         "printed); any plan at most (Eqs 4, 7, 11)"
     )
-    return _by_reading(largest_percent, note)
+    # A setting can meet the claim if its bound is not below the claimed gain.
+    return _by_reading(bound_percent, note)
 
 
 @check("osf-fig11-best-buffer")
 def _best_buffer() -> Result:
     """Return for how many of the five networks the constant buffer is the best.
 
-    The paper does not say with which buffers it is compared. By one reading they are no fusion
-    and those of Figure 4, and by the other MORE count too.
+    The paper does not say which other buffers it tried. By one reading they are no fusion and
+    the buffers of Figure 4, and by the other the buffers MORE, too.
     """
     more_mb = ", ".join(f"{size // MB}" for size in sorted(MORE))
     gains = _fusion_gains().set_index("setting")
@@ -668,8 +675,9 @@ def _best_buffer() -> Result:
             f"{more_mb} MB too": gains["constant_over_more"] >= 0,
         }
     )
-    # In a setting one number alone is possible, so that it is both the least and the largest.
     n_networks = is_best.groupby("setting").sum()
+    # The number of networks in a setting is exact. It is given as both the largest and the least
+    # number that is possible there.
     return _by_reading(
         n_networks, "against which others is not stated", low_ends=n_networks
     )

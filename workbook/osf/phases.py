@@ -200,8 +200,9 @@ def _row_per_drawn_bar(
 ) -> pd.DataFrame:
     """Return a row for each drawn bar, with a column for each of PHASES.
 
-    Each of ``names``, which are in the column ``bar`` of ``rows``, has a row for each of the
-    columns ``values``, one after the other.
+    Each of ``names``, which are in the column ``bar`` of ``rows``, has one drawn bar for each of
+    the columns ``values``. With the names "8" and "16" and the columns "model" and "measured",
+    the four rows are 8 by the model, 8 measured, 16 by the model and 16 measured.
     """
     by_phase = rows.pivot(index="bar", columns="phase", values=list(values))
     bars = []

@@ -58,6 +58,8 @@ FUSED_NUMBERS = ("sf", "update", "share")
 class Grid:
     """Settings to scan: every unit with every combination of the times in ``free``.
 
+    The unit, of UNITS, is what a message carries if nothing is fused.
+
     Attributes
     ----------
     points : int
@@ -68,10 +70,10 @@ class Grid:
 
     @cached_property
     def free(self) -> dict[str, Floats]:
-        """Return the scanned times in seconds, an array for each field of `PaperSetting`.
+        """Return the values of each time that the paper leaves open, in seconds.
 
-        The fields are in the order of the grid's axes. The first axis, that of the units, has
-        no array here.
+        The names are fields of `PaperSetting`, in the order of the grid's axes. The first axis
+        of the grid is that of UNITS, which are no times and have no entry here.
         """
         compute_s = np.geomspace(0.01, 3.0, self.points)
         # The last timeout never ends a wait, as if the buffer had none.
@@ -141,7 +143,8 @@ def quantities(
     # Scaling factors without a buffer, with 100 MB and with 1 GB.
     resnet_0, resnet_100_mb, resnet_1_gb = _factors(resnet)
     vgg_0, vgg_100_mb, vgg_1_gb = _factors(vgg)
-    # "update_<bytes>" is the time from the first gradient to the end of all messages.
+    # "update_<bytes>" is the time from the first gradient to the end of all messages, and
+    # "share_<bytes>" the share of this time in which the link is busy.
     communication_growth = vgg[f"update_{GB}"] / vgg["update_0"] - 1
     return {
         "VGG-16: scaling factor": vgg[f"sf_{of_fig8[0]}"],
@@ -168,10 +171,8 @@ def _csf_errors_by_buffer(numbers: dict[str, Floats]) -> dict[str, Floats]:
     errors = [numbers["csf"] / numbers[f"sf_{size}"] - 1 for size in BUFFERS]
     error_1_kb, error_1_mb, error_100_mb, error_1_gb = errors
     return {
-        # `reduce` combines two errors at a time. All of them in one array would need several
-        # times the memory of the grid.
-        "ResNet-101: largest size of CSF's error, any buffer": reduce(
-            np.maximum, map(np.abs, errors)
+        "ResNet-101: largest size of CSF's error, any buffer": np.max(
+            np.abs(errors), axis=0
         ),
         # The paper says that CSF is above the factor with 1 KB and with 1 MB, and below it with
         # 100 MB and with 1 GB. Both buffers of a pair must meet this, so that the worse one
@@ -194,8 +195,9 @@ def _csf_errors_by_network(
     `_over_grid` returns for each network of FIVE.
     """
     errors = [numbers["csf"] / numbers["sf_0"] - 1 for numbers in of_five]
-    # `reduce` combines two errors at a time. All of them in one array would need several
-    # times the memory of the grid.
+    # An error depends on the compute time of one family. Its array has length 1 on the axis of the
+    # other one, so that only a result of both families has the size of the whole grid. `reduce`
+    # combines two arrays at a time. A stack of all five would have five times that size.
     error_sizes = [np.abs(error) for error in errors]
     smallest_size = reduce(np.minimum, error_sizes)
     largest_size = reduce(np.maximum, error_sizes)
@@ -289,9 +291,11 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     capacities = _capacities(network)
 
     def buffered(compute_s: float, unit: str, capacity: int) -> dict[str, Floats]:
-        """Return "sf", "update" and "share", each by timeout and overhead."""
-        # Without a buffer the timeout does not matter, so that one is computed. Its numbers
-        # fill the axis of timeouts.
+        """Return "sf", "update" and "share", each by timeout and overhead.
+
+        If nothing is fused (``capacity`` is 0), a message carries a ``unit``. The timeout then
+        does not matter, so that the axis of timeouts has length 1.
+        """
         computed_timeouts_s = timeouts_s if capacity > 0 else timeouts_s[:1]
         by_timeout = []
         for timeout_s in computed_timeouts_s:
@@ -323,12 +327,12 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
             arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
             for capacity in capacities:
                 for name, values in buffered(compute_s, unit, capacity).items():
+                    # If the values have a single timeout, they are assigned to all timeouts.
                     arrays[f"{name}_{capacity}"][u, :, :, t] = values
-    # So far the arrays have four axes, with one compute time, that of the network's own family.
-    # The grid has five: the axis before the last is the compute time of ResNet-101, and the last
-    # one that of VGG-16. The axis of the other family is added with length 1: before the last
-    # one for the family of VGG-16, and behind it for that of ResNet-101.
-    other_axis = -2 if reference == "VGG16" else -1
+    # The axes of the grid are units (0), timeouts (1), overheads (2), and the compute times of
+    # ResNet-101 (3) and of VGG-16 (4). The arrays lack the compute times of the other family, whose
+    # axis is added with length 1.
+    other_axis = 3 if reference == "VGG16" else 4
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
 
 
@@ -421,8 +425,9 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
     rows = []
     for row in _stated_table().itertuples():
         best = computed.loc[row.statement]
-        # The number that the paper prints, in the unit of the quantity. Statements that are no
-        # number have words of the paper instead, in the column ``says``.
+        # The number that the paper prints, as the quantity. A unit of 0.01 turns 40% into 0.4, and
+        # an offset of -1 turns a ratio of 1.01 into a gain of 0.01. Statements that are no number
+        # have words of the paper instead, in the column ``says``.
         number = f"{row.offset + row.unit * paper_values[row.claim]:g}"
         rows.append(
             {
