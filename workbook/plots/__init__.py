@@ -298,8 +298,8 @@ def dots(
         The place of the legend, as `add_legend` takes it.
     """
     rows = np.arange(len(cases))
-    # The reference line is at 0, in the middle of the band.
-    case_rows(ax, cases, 0.0)
+    # The reference, a vertical line, is at 0, in the middle of the band.
+    case_rows(ax, cases, reference=0.0)
     if band is not None:
         name, half_widths = band
         half = np.abs(np.asarray(half_widths, dtype=float))
@@ -333,7 +333,8 @@ def error_rows(
     styles : sequence of Style, optional
         The style of each row. By default all have the style of the model.
     """
-    case_rows(ax, [*errors], 0.0)
+    # The reference, a vertical line, is at no error.
+    case_rows(ax, [*errors], reference=0.0)
     styles = styles or [look("model")] * len(errors)
     for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
         percent = 100 * np.asarray(shares, dtype=float)
@@ -576,6 +577,7 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     # A number whose interval contains no difference gets the colour of no difference.
     unsure = _is_unsure(panel, no_difference)
     grid = panel.grid.mask(unsure, no_difference)
+    # Hyphens join the words of a configuration, such as "free-idle", and are drawn as blanks.
     grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
     text = texts(panel, form, no_difference).to_numpy()
     if panel.names is not None:
@@ -648,6 +650,7 @@ def samples(
         factor, unit = time_unit(frame[y])
         xlabel = "message size"
         ylabel = f"time [{unit}]"
+        # Both axes are logarithmic: "b" is a horizontal one of bytes, and "y" the vertical one.
         log = "by"
     else:
         factor = 1.0

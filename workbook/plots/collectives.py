@@ -9,7 +9,9 @@ from workbook import plots
 from workbook.plots.style import SOFT, time_unit
 
 FLOOR_FROM_BYTES = 2**15
-"""The smallest message whose floor is drawn."""
+"""The smallest message whose floor is drawn, a choice.
+
+Smaller messages take far longer than their floor."""
 
 
 def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
@@ -21,7 +23,8 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         Measured ``seconds`` by ``bytes`` and ``series``, the name of a link with its ranks.
     medians : DataFrame
         The median ``seconds``, also by ``bytes`` and ``series``. A further column
-        ``floor_s`` has the least seconds that the link allows, or NaN if they are not known.
+        ``floor_s`` has the least seconds that the link allows, in which it also carries the
+        headers of packets, or NaN if they are not known.
 
     Returns
     -------

@@ -344,18 +344,21 @@ def column(name: str) -> tuple[str, str]:
     # "size mb computed" is "size mb" and the qualifier "computed".
     plain = match["plain"]
     qualifier = match["qualifier"] or ""
-    # Words such as "gap" or "error" say that the numbers are shares.
-    is_share = not set(plain.split(" ")).isdisjoint(_COLUMNS["shares"])
-    plain, unit = _without_unit(plain)
-    head = f"{plain} {qualifier}".strip()
-    # Differences from print are relative, so they are shares whatever the unit of the printed
-    # numbers. A unit in the name counts more than a word for a share.
-    if qualifier == "difference" or (is_share and not unit):
+    # "size mb" is "size" in "MB". A name that is only a unit keeps words: "seconds" stays as it is,
+    # and "gflop per s" becomes "rate".
+    quantity, unit = _without_unit(plain)
+    head = f"{quantity} {qualifier}".strip()
+    if qualifier == "difference":
+        # Differences from print are relative, whatever the unit of the printed numbers.
         return head, "share"
-    # The name "seconds" says its unit itself.
-    if unit and plain != "seconds":
-        head = f"{head} [{unit}]"
-    return head, unit
+    if quantity == "seconds":
+        # The head says the unit itself.
+        return head, unit
+    if unit:
+        return f"{head} [{unit}]", unit
+    # Without a unit, words such as "gap" or "error" say that the numbers are shares.
+    is_share = not set(quantity.split(" ")).isdisjoint(_COLUMNS["shares"])
+    return head, "share" if is_share else ""
 
 
 def _without_unit(words: str) -> tuple[str, str]:

@@ -154,7 +154,9 @@ def _link_rate(n_bytes: ArrayLike, group: Group) -> Floats:
     efficiency = CODE["efficiency-least"] + CODE["efficiency-gain"] * growth
     rate = group.code("network") * efficiency * np.ones_like(n)
     if group.nodes > 2:
-        # Above the size "rails-from", further network cards, called rails, help.
+        # Above the size "rails-from", messages use more of a node's network cards, called rails.
+        # The source fitted the power to profiles of H100. It does not say why this begins with
+        # three nodes.
         rate *= np.maximum(n / CODE["rails-from"], 1) ** CODE["rails-power"]
     return rate
 
@@ -189,7 +191,8 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     far_us = CODE[f"step-network-{algorithm}-{protocol}"]
     base_us = CODE[f"base-{algorithm}-{protocol}"]
     if group.nodes > 1:
-        # Among several nodes, a step within a node takes at least the network's overhead.
+        # Among several nodes, a step within a node takes at least the network's overhead, which the
+        # source, after NCCL, triples for "simple".
         overhead_us = CODE["overhead-network"]
         if protocol == "simple":
             overhead_us = CODE["overhead-simple"]
@@ -200,7 +203,8 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
         # The sums pass up the tree to its root, and down again.
         return base_us + 2 * (within * near_us + between * far_us)
     # Some steps of a ring are between nodes, and all others within a node. The source counts
-    # two rounds between nodes for an all-reduce, and one for each other collective.
+    # two rounds between nodes for an all-reduce, and one for each other collective. It has no case
+    # for a "p2p", whose single step leaves fewer than 0 steps within nodes from three nodes on.
     rounds_between = 2 if collective == "all_reduce" else 1
     between = rounds_between * (group.nodes - 1)
     within = group.steps(collective) - between
@@ -241,6 +245,7 @@ def algorithm_s(
     Source: _inductor/comm_analysis.py, 2.13.0.
     """
     n = np.asarray(n_bytes, float)
+    # The rate is 0 for "ll128" between nodes.
     rate = bus_rate(n, group, algorithm, protocol)
     if algorithm == "ring":
         rate = rate * group.ranks / group.steps(collective)
@@ -252,11 +257,11 @@ def algorithm_s(
         # How often 64 bytes are doubled up to the size, which is the index of its correction.
         doublings = np.floor(np.log2(np.maximum(n // 64, 1)))
         correction = np.array(corrections)[np.minimum(doublings, 24).astype(int)]
-        # No other collective has a tree. Its rate is 0.
+        # Only an all-reduce has a tree. The rate of other collectives becomes 0.
         has_tree = collective == "all_reduce"
         rate = rate / 2 * correction * has_tree
-    # At 1 GB/s, 1000 bytes take a microsecond. A rate of 0 is replaced here by a tiny one, so
-    # that the division gives no warning. Its time becomes infinite below.
+    # At 1 GB/s, 1000 bytes take a microsecond. A rate of 0, of what is not tried, is replaced here
+    # by a tiny one, so that the division gives no warning. Its time becomes infinite below.
     sent_us = n / 1e3 / np.maximum(rate, 1e-99)
     took_us = startup_us(group, collective, algorithm, protocol) + sent_us
     return np.where(rate > 0, took_us / 1e6, np.inf)
@@ -481,7 +486,7 @@ def profiled_s(
     seen_bytes, seen_s : array_like, shape (m,)
         The bytes and the seconds of the samples in the profile.
     others : array_like, shape (2, o), optional
-        The bytes and the seconds of other collectives of the group.
+        The bytes and the seconds of other collectives of the same process group.
 
     Returns
     -------
@@ -495,7 +500,7 @@ def profiled_s(
     - Below all sizes, and up to twice the largest size, t is proportional to n, with the
       bandwidth of the nearest size.
     - Above twice the largest size, t is n over the bandwidth of the fastest of the
-      group's five largest messages, whatever their collective.
+      process group's five largest messages, whatever their collective.
 
     Source: _inductor/fx_passes/profile_guided_estimation.py, 2.13.0.
     """
@@ -530,8 +535,9 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
     first_equal = np.searchsorted(sizes, n, "left")
     first_larger = np.searchsorted(sizes, n, "right")
     is_seen = first_equal < first_larger
-    # The samples next to n, below and above it. Both have one size where n is seen, and where
-    # n is beyond all sizes.
+    # The places of the samples next to n. With the sizes 4, 4 and 9, n = 6 is between the samples 1
+    # and 2. Both samples have the same size where n is seen (1 and 0 for n = 4) and where it is
+    # beyond all sizes (0 and 0 for n = 2, and 2 and 2 for n = 20).
     lower = np.maximum(first_larger - 1, 0)
     upper = np.minimum(first_equal, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
@@ -553,13 +559,14 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
 
 
 def _fastest_rate(sizes: Floats, times: Floats, others: ArrayLike) -> float:
-    """Return the bandwidth of the fastest of a group's largest messages, in bytes/s.
+    """Return the bandwidth of the fastest of a process group's largest messages, in bytes/s.
 
     ``sizes`` and ``times`` are the bytes and the seconds of the samples of one collective, and
-    ``others``, of shape (2, o), has those of the other collectives of the group.
+    ``others``, of shape (2, o) or empty, has those of the other collectives of the group.
     """
-    # Each row of the arrays that are stacked has sizes or times.
-    all_sizes, all_times = np.hstack([[sizes, times], np.reshape(others, (2, -1))])
+    # The first row has sizes, and the second one times. An empty ``others`` gets shape (2, 0).
+    others = np.reshape(others, (2, -1))
+    all_sizes, all_times = np.hstack([[sizes, times], others])
     largest_first = np.argsort(-all_sizes, kind="stable")
     largest = largest_first[: int(CODE["profile-largest"])]
     return np.max(all_sizes[largest] / all_times[largest])
