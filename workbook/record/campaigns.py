@@ -77,7 +77,10 @@ DIGITS = 12
 SAMPLE_S = 0.25
 """The seconds that all messages of a calibration's sample take, on a link with a delay."""
 ALPHA_S = 6e-5
-"""A guessed start-up in seconds per worker squared, until a lab has been calibrated."""
+"""A guessed start-up in seconds per worker squared, until a lab has been calibrated.
+
+It gives 0.24 ms for two workers and 0.96 ms for four. A message of 1 KiB takes 0.2 ms and 1.0 ms
+in notebook 01."""
 SELECTION_SIZES = (1_000, 10_000, 100_000, 1_000_000, 3_000_000, 10_000_000, 30_000_000)
 SELECTION_BUDGET = Budget(warmup=1, min_repeats=3, max_repeats=15, max_s=0.5)
 
@@ -336,8 +339,9 @@ def prediction_rows(
     case : Case
         The case.
     ours : Forecast
-        The forecast of this project's model. If it has an interval of the iteration, the ends of
-        the interval become the rows "lower" and "upper".
+        The forecast of this project's model. If it has ``paired_interval_s``, an interval of the
+        iteration that leaves out how compute has changed since its profile, the ends of the
+        interval become the rows "lower" and "upper".
     predicted_s : mapping
         By model, ours among them, the predicted seconds of the iteration and of its exposed communication.
 
@@ -358,8 +362,9 @@ def prediction_rows(
         rows.append((rivals.OURS, "upper", upper_s))
     # A model that does not predict a quantity gives NaN, and has no row.
     table = pd.DataFrame(rows, columns=["model", "quantity", "seconds"]).dropna()
-    # Older recordings name in ``cost`` how messages were priced, and in ``drift`` from which links
-    # drift was told. Empty names stand for the measured table, and for each link's own drift.
+    # Two columns of an older format, which are always empty now. An empty ``cost`` says that the
+    # cost of messages is the table of their measured times. An empty ``drift`` says that the drift
+    # of a link, which is how its sessions differ, was estimated from its own sessions alone.
     return table.assign(case=case.key, cost="", drift="")
 
 
@@ -394,8 +399,9 @@ def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return a cost of messages for a lab that has not been calibrated.
 
     Bytes travel at the rate of the link. The start-up grows with the square of the number of
-    workers, and with the delay of the link. From this cost follow only how many messages a sample
-    of a calibration has, and how long measurements are expected to take.
+    workers, which is a guess: more workers take more steps, and share the cores of one machine. It
+    also grows with the delay of the link. From this cost follow only how many messages a sample of
+    a calibration has, and how long measurements are expected to take.
     """
     s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     software_s = ALPHA_S * shape.workers**2
@@ -701,6 +707,8 @@ class LabPoints:
         # Only the first session counts. With the one after the replays, the plans could become
         # others than those that were replayed.
         cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
+        # The hash of the recorded selection times, by which a forecast of the case finds them. A
+        # dense case selects nothing and has no hash.
         selection_sha256 = ""
         if request.sparse:
             selecting = self.selection_times(request.density)
@@ -737,27 +745,28 @@ class LabPoints:
     # -- replays -----------------------------------------------------------------------
 
     def _missing(self) -> list[tuple[PlannedCase, int]]:
-        """Return the pairs (case, repeat) that are not in the table of runs, round by round.
+        """Return the iterations that are not in the table of runs, round by round.
 
-        The ``repeat`` of a case is the number of its round, which counts from 0.
+        An iteration is a planned case and its ``repeat``, the number of its round from 0 on.
         """
-        planned = self.planned()
+        rounds_by_case = self.planned()
         saved = self.saved("runs")
         missing = []
-        for repeat in range(max(planned.values())):
-            for case, rounds in planned.items():
-                if repeat < rounds and (case.case.key, repeat) not in saved:
-                    missing.append((case, repeat))
+        for repeat in range(max(rounds_by_case.values())):
+            for planned, rounds in rounds_by_case.items():
+                if repeat < rounds and (planned.case.key, repeat) not in saved:
+                    missing.append((planned, repeat))
         return missing
 
     def _left(self) -> Sequence[object]:
-        """Return one object for each iteration that is left to replay.
+        """Return a list with an element for each iteration that is left to replay.
 
-        Before the first run, the lab may not be calibrated yet, so that the cases cannot be planned. All
-        requests then count, even if some of their plans turn out to be the same.
+        Only the number of its elements matters. Each round of a case is an iteration.
         """
         if self.saved("runs"):
             return self._missing()
+        # Before the first run, the lab may not be calibrated yet, so that the cases cannot be
+        # planned. All requests then count, even if some of their plans turn out to be the same.
         return [
             request for request, rounds in self.asked.items() for _ in range(rounds)
         ]
@@ -792,16 +801,18 @@ class LabPoints:
         # If there are predictions that lack a case, this raises before the case is replayed in
         # vain.
         predictions_hash = self._predicted_by()
-        # Each missing iteration is a case and the number of its round, from 0 on.
+        # Each missing iteration is a `PlannedCase` and the number of its round, from 0 on.
         missing = self._missing()
-        # The distinct cases in their order, which are the keys of the dictionary.
+        # The distinct planned cases in their order, which are the keys of the dictionary.
         cases = list(dict(missing))
         rounds = 1 + max(repeat for _, repeat in missing)
-        # `replay` plays all rounds of all cases, except for iterations that are done. An iteration
-        # that is not asked for, because its case has fewer rounds than others, counts as done.
-        case_keys = [case.case.key for case in cases]
+        # `replay` is told which iterations it leaves out of all rounds of all cases. They are all
+        # that are not missing: those that are in the table, and those that are not asked for,
+        # because their case has fewer rounds than others.
+        case_keys = [planned.case.key for planned in cases]
         every_iteration = set(itertools.product(case_keys, range(rounds)))
-        done = every_iteration - {(case.case.key, repeat) for case, repeat in missing}
+        missing_iterations = {(planned.case.key, repeat) for planned, repeat in missing}
+        done = every_iteration - missing_iterations
         self.unsaved.mkdir(parents=True, exist_ok=True)
         with Lab(self.shape) as lab:
             played = replay(

@@ -267,27 +267,28 @@ class _Passages:
         self._compute = compute
         # By way, a function for each passage, which returns the traffic during the passage. The way
         # None is the kernel alone.
-        self._readers: dict[Any, list[Callable[[], Traffic]]] = {}
+        self._traffic_readers: dict[Any, list[Callable[[], Traffic]]] = {}
 
     @property
     def ways(self) -> list[Any]:
         """Return the ways that have been run, in the order of their first passages."""
-        return list(self._readers)
+        return list(self._traffic_readers)
 
     def run(self, way: Any) -> Marks:
         """Run the kernel once, and return the marks of its begin and its end.
 
         The neighbour communicates meanwhile in this way, or not at all if the way is None.
         """
-        # A way counts as run even if its first passage fails.
-        readers = self._readers.setdefault(way, [])
-        marks, read = self._neighbour.beside(way, self._compute)
-        readers.append(read)
+        # A way that is a key here counts as run, even if its first passage fails below.
+        traffic_readers = self._traffic_readers.setdefault(way, [])
+        # The function ``read_traffic`` returns the traffic once the passage is over.
+        marks, read_traffic = self._neighbour.beside(way, self._compute)
+        traffic_readers.append(read_traffic)
         return marks
 
     def drop(self, way: Any) -> None:
         """Forget a way, which will not be measured."""
-        del self._readers[way]
+        del self._traffic_readers[way]
 
     def check_overlap(self, way: Any, alone_s: float) -> None:
         """Raise UserError unless the kernel and its neighbour run at the same time in one of a few tries.
@@ -305,7 +306,8 @@ class _Passages:
             # The last mark is the end of the kernel, in seconds from its begin.
             seconds = float(self.run(way).seconds()[-1])
             # The last reader belongs to the passage that has just run.
-            overlap_share = self._readers[way][-1]().overlap_share
+            read_traffic = self._traffic_readers[way][-1]
+            overlap_share = read_traffic().overlap_share
             # A kernel that is launched but waits until the neighbour has ended overlaps with it,
             # too. Its long time gives it away.
             if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
@@ -317,18 +319,19 @@ class _Passages:
         )
 
     def columns(self, way: Any, n_samples: int) -> dict[str, Any]:
-        """Return the columns of table ``contention`` of a way.
+        """Return the columns of table ``contention`` for a way in which the neighbour communicates.
 
-        Columns of what was sent have a value for each of the last ``n_samples`` passages. The
-        passages before them belong to the check and to the warm-up.
+        The way None is the kernel alone. Columns of what was sent have a value for each of the last
+        ``n_samples`` passages. Those before them belong to `check_overlap` and to the warm-up.
         """
-        traffics = [read() for read in self._readers[way][-n_samples:]]
+        readers = self._traffic_readers[way][-n_samples:]
+        traffics = [read_traffic() for read_traffic in readers]
         columns = {
             **self._neighbour.labels,
             "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
             "overlap_share": [traffic.overlap_share for traffic in traffics],
         }
-        # The kernel alone is the way None, of which the neighbour has no columns.
+        # The neighbour has no columns of the kernel alone.
         if way:
             columns |= self._neighbour.columns(way)
         return columns
@@ -595,8 +598,10 @@ def measure_beside(
     budget : Budget
         How long to measure all ways together.
     """
-    # A kernel is a forward pass, so that no gradients are needed.
-    with compute_on(f"{name} beside communication", "cuda") as gpu, torch.no_grad():
+    # In this context TF32 is off, and the error for a lack of memory names ``what``. A kernel is a
+    # forward pass, so that no gradients are needed.
+    what = f"{name} beside communication"
+    with compute_on(what, "cuda") as gpu, torch.no_grad():
         neighbour: GpuStandIn | CopyEngine
         # All ways are of the same type, which tells what communicates.
         if isinstance(ways[0], Footprint):
@@ -631,6 +636,8 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     # Only the names are needed, and no kernel is built to list them.
     names = FEW if brief else tuple(kernels(tiny=False))
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
+    # The ways of communicating beside a kernel: the directions of copies, or the resources that the
+    # stand-in takes.
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
     estimate_s = KERNELS.seconds(budget)

@@ -246,8 +246,9 @@ class _Training:
 
         Batch normalisation uses the mean of all ranks' statistics.
         """
-        # The statistics are the buffers with floating-point
-        # numbers. The other buffers only count batches.
+        # The ranks' networks are copies of the model that share only its parameters. Their training
+        # is therefore not affected by what the model's buffers and its mode become here. The
+        # statistics are the buffers with floating-point numbers. The others only count batches.
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 of_ranks = [network.get_buffer(name) for network in self.networks]
@@ -277,8 +278,8 @@ class _Training:
         DataFrame
             The ``loss`` and ``accuracy`` of each epoch. Epoch 0 is before training. Column
             ``measured_on`` has the name of the images. Its value "running" means the images that
-            the epoch trained on, with the weights that they had met. ``seconds`` is the time in
-            which the epoch trained.
+            the epoch trained on, each with the weights just before the step that it took part in.
+            ``seconds`` is the time in which the epoch trained.
 
         Raises
         ------
@@ -415,15 +416,16 @@ def _forward_flops(model: nn.Module) -> dict[str, int]:
     """Return the FLOPs of the forward pass on one image, by the name of the layer.
 
     The shares of layers are about the same in the backward pass, which takes about twice as many
-    FLOPs for each layer. Layers without products, such as batch normalisation, are missing.
+    FLOPs for each layer. Layers without products, such as batch normalisation, are missing. Modules
+    that contain layers have entries, too, which are sums and are not used. The network's is "".
     """
     # The FLOPs do not depend on the image.
     inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     layer_flops = {}
-    # The counter's names begin with the class of the network and a dot. Its counts are by
-    # operator.
+    # The counter's names are "Global", the class of the network, and for each module this class, a
+    # dot and the name of the module. The first two become "". Its counts are by operator.
     for name, counts in counter.get_flop_counts().items():
         _, _, layer = name.partition(".")
         layer_flops[layer] = sum(counts.values())

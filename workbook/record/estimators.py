@@ -44,17 +44,20 @@ NAMES = ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80G
 def measure_estimators() -> pd.DataFrame:
     """Return table ``estimators`` with the estimates of all cost models of PyTorch.
 
-    The models are those of Inductor, of its graphs, of DTensor's meshes, of profiles, and of GPUs'
-    data sheets. Bytes and ranks are 0 where they do not matter. Raises Unavailable if the installed
-    PyTorch has other cost models.
+    Bytes and ranks are 0 where they do not matter. Raises Unavailable if the installed PyTorch has
+    other cost models.
     """
     # Without the ending of a build, such as "+cu130".
     version = torch.__version__.partition("+")[0]
     try:
         rows = [
+            # Inductor's models of collectives.
             *_nccl_rows(),
+            # Its models of collectives in a graph, and DTensor's model of meshes of ranks.
             *_group_rows(),
+            # The lookup of collectives in a profile.
             *_profile_rows(),
+            # The rates in GPUs' data sheets.
             *_roofline_rows(),
         ]
     except (ImportError, AttributeError, TypeError) as error:
@@ -134,13 +137,16 @@ def _nvlink_rows() -> Iterator[Row]:
     # NVLink joins 8 ranks, because they fill one node.
     with pretended("H100") as model:
         # The two models read different constants for the same link, which a claim compares.
-        # Both are in GB/s.
+        # Both are in GB/s. The values of a row are in the order of `COLUMNS`. Its bytes are 0,
+        # because a bandwidth belongs to no message.
         link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         bytes_per_s = 1e9 * model.get_intra_node_bw()
         yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         estimate_ms = model.estimate_nccl_collective_runtime_impl
+        # The estimate depends on how many ranks there are besides the two that send and receive. A
+        # claim compares it with the bandwidth of NVLink.
         message_ms = estimate_ms(GIB, 8, model.NCCL_COLL.P2P)
         # Bytes over milliseconds, times 1e3, are bytes/s.
         yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / message_ms * 1e3
@@ -207,11 +213,12 @@ def _group_rows() -> Iterator[Row]:
 
 
 def _graph_rows() -> Iterator[Row]:
-    """Yield what cost models make of the size and the ranks of a collective in a graph.
+    """Yield what Inductor's model after NCCL makes of the size and the ranks of a collective.
 
-    Rows of quantity "priced_bytes" have the size for which a model estimates the time, for
-    collectives of 4 MiB. Rows of quantity "seconds" have the time of an all-reduce between 8 ranks,
-    which are all on one node or each on a node of its own.
+    The collective is a node of a graph of torch.fx in rows named "graph", and an operation of
+    Inductor in rows named "nccl". Rows of quantity "priced_bytes" have the size for which the model
+    estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time of an
+    all-reduce between 8 ranks, which are all on one node or each on a node of its own.
     """
     one_node = dist.new_group(list(range(8)))
     # A node has 8 GPUs, so that the ranks 0, 8, 16 and so on are each on a node of their own.

@@ -537,12 +537,13 @@ def points(
     wanted = _wanted(suite, part, device, networks)
     # A grid describes many points of a campaign at once.
     listed, grids = _points_and_grids(wanted, device, session, out)
+    # If points of trainings ask for predictions, one point "predicted" is added for all of them.
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
+    # A campaign is predicted, too, by a point that `campaign` makes below.
     if predict and not (suite.is_campaign or has_predictions):
         raise _nothing_to_predict(suite.file)
     if grids:
-        # A campaign predicts its cases itself.
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
     return _ordered(listed)
 
@@ -652,11 +653,12 @@ def _wanted(
     Where ``networks`` are given, they replace those of layers on one rank, and points with more
     ranks are left out.
     """
+    from workbook.record.campaigns import Grid
     from workbook.record.kinds import KINDS
     from workbook.record.needs import NEEDS
 
-    # The check of this key is added to the global `KEYS` here, because the kinds are known only
-    # once they are imported, which needs torch.
+    # The check of this key is added to the global `KEYS` only here, because the kinds are known
+    # once they are imported, which needs torch. To add it again changes nothing.
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
@@ -670,9 +672,9 @@ def _wanted(
                 special[key] = value
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # The first parameter of all functions but `Grid` is a `Here`, where the session measures,
-        # and is no key.
-        skip = 0 if part_of_point == CAMPAIGN else 1
+        # A `Grid`, of which a campaign is made, takes only keys. All other functions have a first
+        # parameter that is no key: a `Here`, which says where the session measures.
+        skip = 0 if make is Grid else 1
         arguments = read_keys(special, make, where, skip)
         if part == "all":
             is_wanted = not point.by_name

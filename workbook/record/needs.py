@@ -35,9 +35,9 @@ INPUT_FACTOR = 12.0
 COST_MODELS_S = 10.0
 """Seconds in which PyTorch estimates all known messages and layers."""
 SELECTION_S = 2.0
-"""Seconds to select on a processor from few elements."""
+"""Seconds of all selections on a processor from a tensor of few elements."""
 ELEMENT_S = 1e-6
-"""Seconds by which each element makes a selection on a processor longer."""
+"""Seconds by which each element of the tensor makes all these selections longer."""
 NEIGHBOUR_S = 3.0
 """Seconds to build a kernel and its neighbour, and to try each way of communicating."""
 NEIGHBOUR_FACTOR = 1.5
@@ -91,7 +91,7 @@ def cost_models_s() -> float:
 
 
 def selections_s(budget: Budget, device: str, elements: int, densities: int) -> float:
-    """Return how long selections from so many elements are expected to take, in seconds.
+    """Return how long all selections from so many elements are expected to take, in seconds.
 
     Parameters
     ----------
@@ -107,7 +107,8 @@ def selections_s(budget: Budget, device: str, elements: int, densities: int) -> 
     # A GPU is expected to spend the whole budget of each density.
     if device == "cuda":
         return densities * budget.max_s
-    # On a processor, the time grows with the elements, whatever the densities are.
+    # On a processor, this is a rough guess of all selections together. It grows with the elements,
+    # and leaves the budget and the number of densities out.
     return SELECTION_S + ELEMENT_S * elements
 
 
@@ -190,9 +191,10 @@ def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
     samples_s : sequence of float
         For each size of messages, the expected seconds of one sample.
     max_s : float
-        The seconds for which each size is measured.
+        The budget of each size in seconds.
     """
-    # One warm-up and two repeats are measured even where they exceed the budget. They are three samples.
+    # A size takes its budget, or three samples if these take longer. One warm-up and two repeats
+    # are measured even where they exceed the budget.
     sizes_s = [max(3 * sample_s, max_s) for sample_s in samples_s]
     return LAB_LAUNCH_S + sum(sizes_s)
 
@@ -329,6 +331,8 @@ def table() -> str:
             also.append("torchvision, for its networks")
         # A name with a space is no kind of point in a file, but a part of a campaign.
         shown_name = name if " " in name else f"`{name}`"
+        # ``gpus`` says on which device the point is measured, ``memory`` what takes the memory, and
+        # ``why`` what the expected duration consists of.
         cells = [
             shown_name,
             row.gpus.value,
