@@ -114,3 +114,29 @@ def test_mistakes_are_refused_in_one_line(
     assert cli.main(["trace", *model, *given]) == 2
     assert named in capsys.readouterr().err.splitlines()[-1]
     assert not Path("new").exists()
+
+
+def trace_into_a_file_on_rank_1(directory: Path) -> int:
+    """Record an iteration on each of two ranks, of which rank 1 cannot make its directory."""
+    me = Rank.join()
+    where = directory / "traces"
+    if me.rank == 1:
+        where = directory / "file" / "traces"
+    try:
+        trace_iterations(lambda number: None, where, me, iterations=1, warmup=1)
+    except (OSError, UserError) as error:
+        print(error)
+        return 2
+    finally:
+        me.leave()
+    return 0
+
+
+def test_no_rank_waits_for_one_that_cannot_make_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    main = partial(trace_into_a_file_on_rank_1, tmp_path)
+    statuses, said = two_ranks(main, tmp_path, on_one_node=True)
+    assert statuses == [2, 2]
+    assert "another rank could not write its trace" in said[0]
+    assert "file" in said[1]
+    assert [*(tmp_path / "traces").iterdir()] == []

@@ -1157,7 +1157,8 @@ the process of their emulated links has ended."""
 
 @command(
     "Make rate-limited links between network namespaces of this machine. This needs "
-    "Linux and root. Commands with --lab make a lab of their own and need none of these.",
+    "Linux and root. Commands with --lab make a lab of their own, and need no lab of this "
+    "command.",
     *group(
         "what to do",
         choice(

@@ -81,10 +81,12 @@ _PLANS = """none (a message for each gradient), single (one message), ddp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
 end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven
 best if compute and messages do not slow each other down), search"""
-PLAN_NAMES = f"""{_PLANS} (with --slowdown or --copies the best plan that is found, and
-otherwise exact). docs/GLOSSARY.md has all names."""
-PLAN_NAMES_OF_WHAT_IF = f"""{_PLANS} (the same as exact in this command).
-docs/GLOSSARY.md has all names."""
+PLAN_NAMES = f"""{_PLANS} (the best plan that is found where exact is not proven best: with
+--slowdown or --copies, over a link that saves up a burst, or with several messages in
+flight; otherwise exact). docs/GLOSSARY.md has all names."""
+PLAN_NAMES_OF_WHAT_IF = f"""{_PLANS} (the best plan that is found over a link that saves up a
+burst, or with several messages in flight; otherwise exact). docs/GLOSSARY.md has all
+names."""
 
 
 def assume_ring(option_of_ranks: str) -> Argument:
@@ -189,7 +191,7 @@ INPUTS = (
             default=1,
             help="The number of collectives that may be under way at once. They "
             "share the bandwidth of the link, so that the number matters only where "
-            "messages queue. Plans are still chosen as if it were 1. [default: 1]",
+            "messages queue. Of all plans, only search allows for it. [default: 1]",
         ),
     ),
     *group(
@@ -327,10 +329,14 @@ NO_CONTENTION_OF_SHARDS = (
     "changes for --strategy fsdp: iterations may take longer than predicted"
 )
 NOTE_OF_BURST = (
-    "this link saves up a burst while it is idle, which a message that was measured "
-    "alone finds there, but not every message of an iteration: communication may take "
-    "longer than communication_s, and the plan exact need not be the best (the plan "
-    "search takes the burst into account)"
+    "this link saves up a burst while it is idle, which lets the next bytes pass at once: "
+    "iteration_s allows for it, but communication_s adds up messages that were measured alone, "
+    "each of which found the whole burst"
+)
+NOTE_OF_BURST_OF_GRAPH = (
+    "this link saves up a burst while it is idle, which lets the next bytes pass at once: each "
+    "message is simulated as if it found the whole burst, so that iterations may take longer "
+    "than simulated (ddlkit predict allows for it)"
 )
 
 
@@ -446,16 +452,30 @@ def forecast_of(
         copy_s_per_byte=arguments.copy_s_per_byte,
         level=level,
     )
-    # A link that a token bucket limits saves up a burst while it is idle: bytes that later pass
-    # at once. Not every message of an iteration finds a burst, which the user should know.
     if communication.link.burst_s:
-        notes.append(NOTE_OF_BURST)
+        notes += _notes_of_burst(arguments)
     warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
     # Notes are printed when all inputs are known to be right. Above an error they would
     # hide it.
     if printed_here:
         print_remarks(notes, warnings)
     return predicted, warnings, profile, communication
+
+
+def _notes_of_burst(arguments: argparse.Namespace) -> list[str]:
+    """Return notes on times that leave out how messages use up the burst of a link.
+
+    A link that a token bucket limits saves up a burst while it is idle: bytes that later pass
+    at once. Not every message of an iteration finds the whole burst, as a message does that is
+    measured alone.
+    """
+    if _is_what_if(arguments):
+        return [NOTE_OF_BURST_OF_GRAPH]
+    # The time of an iteration allows for the burst. Of all commands, only predict also prints
+    # the sum of the times of all messages.
+    if arguments.command == "predict":
+        return [NOTE_OF_BURST]
+    return []
 
 
 def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[str]:
@@ -1415,7 +1435,7 @@ def _doubts_of_slowdown_device(path: Path, rows: DataFrame, profile: Any) -> lis
         return []
     return [
         f"{path}: the slowdown was measured on the device {device}, but the profile on "
-        f"{profile.device}, where compute and messages slow each other down by something else: "
+        f"{profile.device}, where compute and messages slow each other down by another amount: "
         "measure both on the same devices"
     ]
 

@@ -7,6 +7,7 @@ records whole iterations. ``ddlkit explain`` reads the files.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import shutil
 from collections.abc import Callable, Iterator
@@ -199,21 +200,22 @@ def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:
     """Write the trace of this rank as rankN.json.gz, if all ranks can write theirs.
 
     All ranks call this function together. If the file of one cannot be written, every rank
-    raises an exception, and no file appears. A rank that cannot make the directory raises
-    by itself, before the ranks exchange whether they could write. Traces that an earlier
-    recording on more ranks left are removed at the end.
+    raises an exception, and no file appears. Traces that an earlier recording on more ranks
+    left are removed at the end.
     """
     name = f"rank{me.rank}.json"
-    directory.mkdir(parents=True, exist_ok=True)
-    with scratch(directory) as folder:
-        uncompressed = folder / name
-        packed = folder / f"{name}.gz"
-        failure: OSError | None = None
+    failure: OSError | UserError | None = None
+    # The temporary folder is removed when the stack ends.
+    with contextlib.ExitStack() as stack:
         # The file is written into a temporary folder, and moved only when all are written.
         try:
+            directory.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(scratch(directory))
+            uncompressed = folder / name
+            packed = folder / f"{name}.gz"
             profiler.export_chrome_trace(str(uncompressed))
             _pack(uncompressed, packed)
-        except OSError as error:
+        except (OSError, UserError) as error:
             failure = error
         # All ranks ask together. If a rank raised its failure before, the others would wait
         # for it.

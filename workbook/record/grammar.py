@@ -644,6 +644,24 @@ def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[
     return [*before, prediction, *after]
 
 
+def _refuse_unknown_key_of_all(
+    suite: Suite, given: Mapping[str, Any], make: Callable[..., object], skip: int
+) -> None:
+    """Raise UserError for a key that all points of a file have and their kind does not.
+
+    Such a key probably stands above the points, so that the error names no point. ``given`` are
+    the keys of a point, and the arguments ``make`` and ``skip`` are those of `read_keys`.
+    """
+    known = list(signature(make).parameters)[skip:]
+    for key in given:
+        is_of_all = all(key in described for described in suite.points)
+        if is_of_all and key not in known:
+            raise UserError(
+                f"{suite.file}: {key}: unknown key of the points: "
+                f"{_advice_on_key(key, known)}"
+            )
+
+
 def _wanted(
     suite: Suite, part: str, device: str, networks: Sequence[str]
 ) -> Iterator[_Wanted]:
@@ -675,6 +693,7 @@ def _wanted(
         # A `Grid`, of which a campaign is made, takes only keys. All other functions have a first
         # parameter that is no key: a `Here`, which says where the session measures.
         skip = 0 if make is Grid else 1
+        _refuse_unknown_key_of_all(suite, special, make, skip)
         arguments = read_keys(special, make, where, skip)
         if part == "all":
             is_wanted = not point.by_name
