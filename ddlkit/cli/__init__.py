@@ -257,9 +257,9 @@ def _interrupted(program: Program, interrupt: KeyboardInterrupt) -> int:
     # Standard error may lead to a terminal that has closed.
     with contextlib.suppress(OSError):
         print("; ".join(facts), file=sys.stderr)
-    # If KeyboardInterrupt has left code that a C extension or `exec` evaluated from text, a flag
-    # in the interpreter is set, with which Python ends the process by SIGINT, whatever the exit
-    # status is. To evaluate any text clears the flag.
+    # A KeyboardInterrupt that passes through code run by `exec` or by a C extension from text
+    # sets a flag of the interpreter. Python then ends the process by SIGINT, and not with the
+    # status that is returned here. Running any text, even an empty one, clears the flag.
     exec("")
     # The exception may have another cause than a signal that `_interrupt` recorded. It then
     # counts as Ctrl-C.
@@ -479,8 +479,11 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     refuse an option without an effect even if the user gives its default value. Raises
     UserError for a word that the command does not take.
     """
+    # This comes first, because argparse would complain of other things before it reports an
+    # unknown option.
     _refuse_unknown_option(words, program)
     parser = _parser(program)
+    # `unknown` can still have words too many, and options with a single dash.
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
         raise _no_such_argument(unknown[0], arguments.command, program)

@@ -228,7 +228,8 @@ def _write_page(path: Path, result: dict[str, Any], advice: Any) -> None:
 def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
     """Raise UserError unless the options ask for one advice on buckets.
 
-    The advice is on a model that is measured, or on tables. Each has options of its own.
+    The strategy is not fsdp, whose advice is on units. The advice is on a model that is
+    measured, or on tables. Each has options of its own.
     """
     if arguments.model and arguments.profile:
         raise UserError(
@@ -243,6 +244,7 @@ def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
         _refuse_options_of_tables(arguments)
     else:
         _refuse_options_of_measuring(arguments)
+    # Neither advice on buckets takes --level.
     refuse_given(arguments, ["level"], "has an effect with --strategy fsdp only")
 
 
@@ -520,12 +522,13 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
 
 
 def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> None:
-    """Remove `_LEFTOVERS` from the directory ``out``, and then those of ``made`` that are empty.
+    """Remove job.json, the lock and perhaps the logs from ``out``, and then empty directories.
 
-    ``made`` has the directories that this command has made, the innermost first. ``with_logs``
-    says whether the logs of the ranks are removed, too.
+    These files are all of `_LEFTOVERS`. ``with_logs`` says whether the logs of the ranks are
+    removed, too. ``made`` has the directories that this command has made, the innermost first,
+    of which those that are empty are removed.
     """
-    # The command may have failed before it made some of these.
+    # The command may have failed before it made some of these files.
     if with_logs:
         shutil.rmtree(out / LOGS, ignore_errors=True)
     (out / "job.json").unlink(missing_ok=True)
@@ -564,8 +567,8 @@ def _measure_as_rank(settings: Any, out: Path) -> bool:
         # Rank 0 alone writes into the directory, and so removes what is left there.
         cleaning: AbstractContextManager[None] = contextlib.nullcontext()
         if me.rank == 0:
-            # Ranks of a launcher print to it, and write no logs. Logs in the directory are those
-            # of an earlier command, and `_removing_leftovers` must not name one of them.
+            # Ranks that a launcher started write no logs. Logs in the directory are those of an
+            # earlier command, in which `_removing_leftovers` must not look for a traceback.
             shutil.rmtree(out / LOGS, ignore_errors=True)
             cleaning = _removing_leftovers(out, new_directories)
         with cleaning:
@@ -1166,7 +1169,8 @@ def _measured_gain_lines(result: Mapping[str, Any]) -> list[str]:
         result["measured_gain"], result["measured_gain_interval"]
     )
     measured += f", the median of the gains of {result['rounds']} rounds: {result['trial_result']}"
-    # The measured gain is outside of the predicted interval that has the noise of the trial.
+    # The measured gain was compared with the interval that was predicted for this trial, which
+    # is wider than that of the predicted gain, because a trial has noise.
     if result["outside_of_predicted_interval"]:
         measured += "; outside of what a trial of this length should measure"
     reasons = result["why_intervals_are_wide"].get("measured_gain", [])
@@ -1242,17 +1246,19 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     """
     from ddlkit.model.advice import KEEP, WORTH
 
-    # "predicted_advice" is the advice before the trial, and is missing without a trial. If a
-    # plan was advised then, the trial did not confirm this plan, or could not try it.
-    if result.get("predicted_advice", KEEP) != KEEP:
+    # A trial that was run has decided, and its result also has "predicted_advice", the advice
+    # before the trial. It has "trial_result" only if the predicted best plan was tried and is
+    # not the default.
+    had_trial = result["decided_by"] == "trial"
+    # Before the trial, a plan was advised. The trial did not confirm it, or could not try it.
+    if had_trial and result["predicted_advice"] != KEEP:
         return str(result.get("trial_result", "the best plan could not be tried"))
-    # From here on, the prediction alone already advised to keep the default. Plans may have been
-    # tried all the same. In such a trial, the iteration of the default may have been outside of
-    # its predicted interval.
+    # From here on, the prediction alone already advised to keep the default, with or without a
+    # trial. In a trial, the iteration of the default may have been outside of its predicted
+    # interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
         return _why_keep_after_failed_prediction(result)
-    was_tried = result["decided_by"] == "trial"
-    not_tried = "" if was_tried else " (predicted, not tried)"
+    not_tried = "" if had_trial else " (predicted, not tried)"
     # The default is predicted to be the fastest plan.
     if result["predicted_best"] == "ddp":
         return f"no plan is predicted to be faster{not_tried}"
@@ -1264,7 +1270,7 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     if "trial_result" in result:
         # Even a gain in the trial does not change the advice, which needs a predicted gain, too.
         conjunction = "although" if _is_gain_measured(result) else "and"
-        reason += f", {conjunction} in the trial {result['trial_result']}"
+        return f"{reason}, {conjunction} in the trial {result['trial_result']}"
     return f"{reason}{not_tried}"
 
 

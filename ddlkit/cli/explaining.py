@@ -183,8 +183,7 @@ def screen(explanation: Any) -> list[str]:
     Parameters
     ----------
     explanation : Explanation
-        The explanation. From the trace of one rank alone it has no waterfall, the list of
-        what the iteration takes as one cause after the other is removed.
+        The explanation of the traces of all ranks, or of the trace of one rank alone.
 
     Returns
     -------
@@ -223,7 +222,8 @@ def _wrapped(line: str) -> list[str]:
     indent = "  "
     # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text
     # may have a single space there, too, but no two spaces in a row, as padding has. A name that
-    # needs no padding is taken for plain text, but its line is too short to be wrapped.
+    # needs no padding is taken for plain text. Only causes and remedies have such long names,
+    # and the text beside them, a time and a gain, is too short to be wrapped.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
     # If the name is empty, its column has only spaces.
     if has_name or line.startswith(" "):
@@ -239,7 +239,7 @@ def _title(explanation: Any) -> str:
 
 
 def _facts(explanation: Any) -> list[str]:
-    """Return the lines between the title and the findings, of any width."""
+    """Return the lines between the title and the findings, which are not wrapped yet."""
     iteration_s = explanation.iteration_s
     # The replay simulates the traced iterations with all causes. Its error tells how far the
     # replays without a cause can be trusted.
@@ -268,11 +268,11 @@ def _facts(explanation: Any) -> list[str]:
     by_gain = sorted(explanation.remedies, key=_gain_s, reverse=True)
     for remedy in by_gain[:MOST_REMEDIES]:
         lines += _remedy_lines(explanation, remedy)
-    return [*lines, "", f"first: {_first(explanation)}"]
+    return [*lines, "", f"first: {_what_to_do_first(explanation)}"]
 
 
 def _findings(explanation: Any) -> list[str]:
-    """Return a line of any width for each finding."""
+    """Return a line for each finding, which is not wrapped yet."""
     return [f"{finding.what}: {finding.text}" for finding in explanation.findings]
 
 
@@ -296,7 +296,10 @@ def _cause_lines(explanation: Any) -> Iterator[str]:
 
 
 def _head_of_causes(explanation: Any, *, any_shown: bool) -> str:
-    """Return the head of the lines that `_time_without` fills, or a line that none is shown."""
+    """Return the head of the lines of causes, or a line that no cause is shown.
+
+    Each of these lines has the iteration without the cause and the gain.
+    """
     if not any_shown:
         least = f"{LEAST_SHOWN_SHARE:.1%}"
         return _line(
@@ -304,8 +307,8 @@ def _head_of_causes(explanation: Any, *, any_shown: bool) -> str:
         )
     if explanation.waterfall:
         return _line("without", _head_of_gains(explanation))
-    # There is no waterfall if only the trace of one rank was given. The head then names the
-    # columns of `_bounds_of_waiting`.
+    # There is no waterfall if only the trace of one rank was given. The only cause is then
+    # waiting, with bounds in place of an interval, as in "at least 90 ms (at most 10 ms)".
     return _line("without", "the iteration would take (gain)")
 
 
@@ -322,8 +325,9 @@ def _time_without(explanation: Any, cause: Any) -> str:
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """Return what the iteration takes at least without any waiting, and gains at most, in words.
 
-    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is that of messages
-    that take no time. It is only a bound, because the rank may have waited for slower ranks.
+    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain counts all waiting as
+    time of messages, and lets messages take no time. It is the most that can be gained. The
+    rank may have waited for slower ranks, and such a wait would remain without messages.
     """
     most_gained_s = waiting.gain_s
     origin = ""
@@ -385,8 +389,8 @@ def _headline(explanation: Any) -> str:
     return "no one rank is much slower than the others"
 
 
-def _first(explanation: Any) -> str:
-    """Return what the user should look at first.
+def _what_to_do_first(explanation: Any) -> str:
+    """Return what the user should look at or try first.
 
     This is the first that there is of a straggler, a remedy with a sure gain, a rank that may be
     a straggler, and a cause with a sure gain. The order is a choice, not measured.
