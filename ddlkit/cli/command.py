@@ -583,7 +583,7 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "not say]",
         ),
     ),
-    *session_options("measured", ", or 20 s with --model"),
+    *session_options("measured", further_default_budget=", or 20 s with --model"),
     example="ddlkit measure quick --out mine",
 )
 def measure(arguments: argparse.Namespace) -> None:
@@ -610,11 +610,11 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # If --ranks is too large for one machine, the error advises to run this program under
-    # torchrun. Without --model, ranks of torchrun can measure the part collectives only.
-    program = "ddlkit measure collectives"
+    # If --ranks is too large for one machine, the error advises to run this command under
+    # torchrun, whichever part is measured here. Without --model, it is the only part there.
+    advised = "ddlkit measure collectives"
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
-    ranks = ranks_to_start(arguments.ranks, default=0, program=program)
+    ranks = ranks_to_start(arguments.ranks, default=0, program=advised)
     # A wrong rate or name is refused before the imports below load torch, which takes seconds.
     # `_points_of_parts` reads the rate again.
     lab_rate(arguments.lab)

@@ -193,6 +193,7 @@ def import_(arguments: argparse.Namespace) -> None:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
         return
+    # Only a person reads where the profile was written. JSON has no entry for it.
     written = {"profile": str(arguments.out)} if arguments.out else {}
     show({**result, **written}, as_json=False)
     _print_findings(findings)

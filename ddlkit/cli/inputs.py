@@ -494,7 +494,8 @@ def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[s
             f"the cost is of {cost.collective}, but gradients are sent by all_reduce: "
             "fit a cost of all_reduce"
         )
-    # The size of each message of the plan.
+    # The size of the collective that sends each message, as the fitted sizes are. If gradients
+    # are selected, it is the output of an all-gather, and not the bytes of all gradients.
     message_bytes = cost.collective_bytes(iteration.group_bytes)
     return [*warnings, *doubts(device, fitted_messages, message_bytes)]
 
@@ -732,7 +733,8 @@ def _warnings_of_slow_host(path: Path, profile: Any) -> list[str]:
     from ddlkit.store.tables import is_stamped
 
     # Recorded profiles are called layers.csv or layers-NAME.csv. A file whose name lacks
-    # "layers" has no such table.
+    # "layers" has no such table. A recorded table has a stamp, which says where its rows
+    # come from.
     samples_path = path.with_name(path.name.replace("layers", "samples", 1))
     if samples_path == path or not is_stamped(samples_path):
         return []
@@ -952,7 +954,7 @@ def advice_to_assume_ring(cost: Any) -> str:
         The cost that the user gave by --cost.
     """
     # Of all forms, only a start-up and a bandwidth (alpha_beta) can be taken to another number
-    # of ranks. They are fitted to the times if the user gives these instead of the cost.
+    # of ranks. With --collectives and --assume-ring, this form is fitted to the times.
     if cost.form == "alpha_beta":
         return "to assume a ring, add --assume-ring"
     return (
@@ -1057,8 +1059,9 @@ def _between_given_ranks(
     """
     cost = communication.cost
     ranks = arguments.ranks
-    # The option --assume-ring takes the cost to --ranks ranks, which it needs. In what-if it
-    # needs --gpus instead, the ranks after the change, whose cost is made later.
+    # The option --assume-ring takes the cost to --ranks ranks. In what-if, it takes the cost to
+    # the --gpus ranks after the change instead. This is done later, and --ranks is checked here
+    # as without the option.
     if _assumes_ring_of_ranks(arguments):
         if ranks == cost.workers:
             return communication
@@ -1105,6 +1108,8 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     collective = arguments.collective or default
     paths = store.expand_tables(arguments.collectives)
     all_rows = _rows_of_messages(arguments, paths, warnings)
+    # `_chosen_rows` would refuse a missing collective, too, but with an error that does not say
+    # that --density needs it.
     if arguments.density is not None:
         _refuse_without_times_of(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
@@ -1310,14 +1315,16 @@ def _with_contention(
     Contention is how much compute and messages slow each other down, and what copies of
     gradients cost. ``messages`` is the communication without it. If neither option is given,
     ``messages`` is returned, and a note that contention is left out is added to ``notes``.
-    Doubts about the slowdown are added to ``warnings``.
+    Doubts about the slowdown are added to ``warnings``, as when it is of another network or
+    device than the layers of ``profile``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
     if not (arguments.slowdown or arguments.copies):
         note = NO_CONTENTION
-        # What-if has no options for contention, so its note names none.
+        # What-if simulates a graph of tasks, and users cannot give it either option. So both are
+        # None here, and the note names no option.
         if _is_what_if(arguments):
             note = NO_CONTENTION_OF_GRAPH
         notes.append(note)
@@ -1430,8 +1437,8 @@ def _doubts_of_slowdown_device(path: Path, rows: DataFrame, profile: Any) -> lis
     device = str(rows["device"].iloc[0])
     known = {device, profile.device}.isdisjoint({"", "unknown"})
     # Users shorten the names of GPUs, as in "H200" for "NVIDIA H200".
-    mine, other = device.lower(), str(profile.device).lower()
-    if not known or mine in other or other in mine:
+    of_slowdown, of_profile = device.lower(), str(profile.device).lower()
+    if not known or of_slowdown in of_profile or of_profile in of_slowdown:
         return []
     return [
         f"{path}: the slowdown was measured on the device {device}, but the profile on "
@@ -1702,7 +1709,7 @@ def _tables_by_collective(
         )
     # With --assume-ring, --ranks is the number to predict for, which a table need not have.
     ranks = None if arguments.assume_ring else arguments.ranks
-    # `_collectives_in` calls this function with a file and a collective.
+    # `_collectives_in` calls `read` with a file and a collective.
     read = functools.partial(
         read_collectives, ranks=ranks, place=arguments.place, table=arguments.table
     )
