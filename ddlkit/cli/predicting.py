@@ -391,7 +391,7 @@ def _forms_not_compared(errors: DataFrame) -> list[str]:
 
 
 def _print_errors_of_forms(errors: DataFrame) -> None:
-    """Print the held-out relative errors, with a row for each form.
+    """Print the held-out relative errors, with a row for each form of the cost of messages.
 
     The names of columns are printed with spaces, and an error that is not known as "-".
     """
@@ -439,7 +439,8 @@ def predict(arguments: argparse.Namespace) -> None:
     forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
     iteration = forecast.iteration
     interval_s = forecast.interval_s
-    # With --copies alone, the contention has measured copies, and no slowdowns.
+    # With --copies alone, the facts of contention have the measured time of copies, and factors
+    # of 1 for slowdowns, which were not measured.
     has_contention = arguments.slowdown or arguments.copies
     result = {
         **{name: getattr(forecast.prediction, name) for name in PREDICTED},
@@ -449,7 +450,7 @@ def predict(arguments: argparse.Namespace) -> None:
         "message_count": len(iteration.plan.ends),
         "ranks": iteration.cost.workers,
         "contention": _contention_facts(iteration) if has_contention else None,
-        **assumption(arguments),
+        **assumption(arguments),  # of --assume-ring
     }
     if arguments.density:
         result |= _selection_facts(iteration)
@@ -458,7 +459,8 @@ def predict(arguments: argparse.Namespace) -> None:
         result["warnings"] = warnings
     else:
         _put_in_words(result, advice_on_contention="add --slowdown")
-        # This is None if the interval has a level. A person needs no line for that.
+        # If no level is known for the interval, this entry says which causes of scatter it
+        # includes. Otherwise the entry is None, for which a person needs no line.
         if result["interval_includes"] is None:
             del result["interval_includes"]
         result["contention"] = _contention_in_words(result["contention"])
@@ -492,7 +494,8 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     resharded, kept_whole = predict_sharded(arguments, arguments.units)
     result = kept_whole if arguments.no_reshard else resharded
     if not arguments.json:
-        # The printed level says that the interval leaves out contention, and ends in these words.
+        # The share of single iterations in the interval is not known, because the model has no
+        # contention. The words that are printed in place of the share say so, and end in these.
         no_option = f"no option of --strategy {arguments.strategy} adds it"
         _put_in_words(result, advice_on_contention=no_option)
     show(result, arguments.json)
@@ -543,14 +546,15 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
 def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """Return which iterations the predicted interval should contain, as entries of a result.
 
-    With an interval and measured contention, "interval_level" is the share of single iterations
-    that should lie in the interval, and "interval_includes" is None. Otherwise this share is not
-    known, and "interval_level" is None. Then "interval_includes" says in words which causes of
-    scatter the interval includes and which it lacks, or that there is no interval.
+    Contention is how much compute and messages slow each other down. If it was measured, the
+    interval includes all causes of scatter. "interval_level" is then the share of single
+    iterations that should lie in the interval, and "interval_includes" is None. Otherwise this
+    share is not known, and "interval_level" is None. Then "interval_includes" says in words which
+    causes the interval includes and which it lacks, or that there is no interval.
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
-    # The text is empty if contention was measured.
+    # The text says what the interval lacks. It is empty if contention was measured.
     if forecast.interval_includes:
         return {"interval_level": None, "interval_includes": forecast.interval_includes}
     return {"interval_level": level, "interval_includes": None}
@@ -602,7 +606,7 @@ def plan(arguments: argparse.Namespace) -> None:
         # less than the bound.
         if arguments.in_flight == 1:
             facts["lower_bound_s"] = chosen.least_s
-    facts |= assumption(arguments)
+    facts |= assumption(arguments)  # of --assume-ring
     if arguments.json:
         description = chosen.to_dict(iteration_s)
         show({**description, **facts, "warnings": warnings}, as_json=True)
@@ -901,8 +905,9 @@ def what_if(arguments: argparse.Namespace) -> None:
     layer_factors = dict(_change(text, "--layer") for text in arguments.layer)
     _refuse_unknown_framework(arguments.framework)
     _refuse_gpu_count(arguments.gpus)
+    # The error names the command that records such tables, which only a clone of the project has.
     refuse_other_than_recorded(
-        "--inputs", arguments.inputs, "python -m workbook record input"
+        "--inputs", arguments.inputs, program="python -m workbook record input"
     )
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
@@ -945,7 +950,7 @@ def what_if(arguments: argparse.Namespace) -> None:
         "simulated_tasks": _tasks_of_all_ranks(graph, gpus),
         "simulated_critical_path_s": graph.longest_path_s,
         **_resources_in_words(compared),
-        **assumption(arguments),
+        **assumption(arguments),  # of --assume-ring
         "batch": profile.batch,
         **_throughputs(compared, profile.batch, gpus, gpus_after),
     }
@@ -1077,8 +1082,8 @@ def _changed_graph(
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed
 
-    # --dilation is a factor on all compute times. It also holds before the changes, where
-    # `forecast_of` has applied it.
+    # --dilation is a factor on all compute times, which ``profile`` does not have yet. The graph
+    # before the changes has it, too.
     workload = profile.workload().scaled(arguments.dilation)
     # In a graph, one machine stands for all that are alike. A machine with a changed rank
     # must be in the graph by itself, so that `changed` finds the rank.
@@ -1136,8 +1141,8 @@ def _refuse_unknown_stragglers(
         if rank.isdecimal() and int(rank) < ranks:
             continue
         advice = f"the ranks are 0 to {ranks - 1}"
-        # Neither the cost nor --gpus says how many ranks there are, so 1 is assumed. The user
-        # can say by --ranks between how many ranks the cost holds.
+        # If the cost does not say between how many ranks its messages were sent, one rank is
+        # assumed, which the user can correct by --ranks. More ranks are then from --gpus.
         if ranks_of_cost is None and ranks == 1:
             advice = (
                 "the cost does not say between how many ranks it holds: give --ranks"
@@ -1208,14 +1213,15 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     therefore stands for all such machines.
     """
     # The last machine is only simulated for the error about a rank that does not exist. This
-    # error names the largest number of a rank in the graph.
+    # error names the ranks up to the largest in the graph, which must be the last of all.
     simulated = {machines - 1}
     # A changed rank that does not exist would be on a machine that does not exist.
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
         if machine not in simulated:
             # The first unchanged machine stands for all others, although the last machine may
-            # be unchanged, too. So rank 0 is always simulated, as `_tasks_of_all_ranks` needs.
+            # be unchanged, too. So machine 0, with rank 0, is always simulated: it is changed,
+            # or the last, or added here. `_tasks_of_all_ranks` needs rank 0.
             simulated.add(machine)
             break
     return sorted(simulated)

@@ -467,10 +467,10 @@ def _explained(result: Scaling) -> str:
 
 
 def _parts_with_cause(explained: Any) -> list[str]:
-    """Return how much of a longer step messages, and the scatter of ranks, explain, in words.
+    """Return in words why a step is longer on many GPUs: by messages, and by scatter of ranks.
 
-    ``explained`` is the `Explained` of a result. A cause of which nothing was measured is left
-    out.
+    ``explained`` is the `Explained` of a result. Its ``loss_s`` is how much longer the step is
+    than on the fewest GPUs. A cause of which nothing was measured is left out.
     """
     parts = []
     # The most that messages explain. None if neither the kernels of messages were measured nor

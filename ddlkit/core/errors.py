@@ -62,8 +62,9 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
         escaped = text.translate(escapes)
         if len(escaped) <= most:
             return escaped
-    # The text is cut before it is escaped, because it can be much longer than its two ends.
-    # The escaped ends are cut again, because escapes make them longer.
+    # These are the two ends of the escaped text. They do not overlap, because it is longer than
+    # ``most``. To escape no more than needed of a very long text, the text is cut first. The
+    # escaped ends are cut again, because escapes make them longer.
     head = text[:n_head].translate(escapes)[:n_head]
     tail = text[-n_tail:].translate(escapes)[-n_tail:]
     return f"{head} ... ({len(text)} characters) ... {tail}"

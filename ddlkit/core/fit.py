@@ -855,6 +855,8 @@ def _why_chosen(
     stated = [f"{form} {_percent(median)}" for form, median in medians.items()]
     why = f"median errors at sizes left out of the fit: {', '.join(stated)}."
     through_all = [form for form in THROUGH_ALL if form in compared]
+    # The factor of a quarter, and not a half, is for times that bend: their error between two
+    # sizes grows with the square of the distance.
     if through_all:
         quarters = [_percent(compared[form]) for form in through_all]
         why += (
@@ -941,6 +943,7 @@ def _error_model(
     # The index of the size of each row among the held-out sizes, which increase.
     size_index = np.searchsorted(errors.sizes, row_sizes)
     predicted_s = errors.predicted_s[size_index]
+    # The absolute logarithms of measured over predicted times.
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
     # The error grows beyond the sizes of the fit. If there are too few sizes to test the form
@@ -959,8 +962,8 @@ def _error_model(
     # sizes has. So its errors are divided by a power of that gap, which `HeldOut` calls
     # normalized. Errors of other forms stay as they are, because a gap to the power 0 is 1.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
-    left_gaps = _gap_without(row_sizes, np.unique(sizes))
-    normalized_errors = row_errors / left_gaps**gap_power
+    gaps_without_size = _gap_without(row_sizes, np.unique(sizes))
+    normalized_errors = row_errors / gaps_without_size**gap_power
 
     # Errors are stored at the held-out sizes, and at both ends of the fit.
     at_bytes = np.unique([sizes[0], *errors.sizes, sizes[-1]])
