@@ -162,15 +162,13 @@ class Front(NamedTuple):
         # the suffix follow those of the prefix, so it ends at b + p or later.
         p = self.selected_s
         q = self.arrived_s
-        # Along this front p rises and q falls, so p - q rises, as `searchsorted` needs.
-        # ``turn`` is the first point at which p - q reaches a - b, that is, at which b + p
-        # is at least a + q. Before the turn a + q is the larger one, and falls, so it is
-        # least at the last point before the turn. From the turn on b + p is the larger
-        # one, and rises, so it is least at the turn itself.
+        # Along this front, b + p rises and a + q falls. Their maximum is therefore least where
+        # they cross: either b + p at the first point at which it is at least a + q, the turn,
+        # or a + q at the point before. At the turn, p - q, which rises, first reaches a - b.
         turn = (p - q).searchsorted(a - b)
-        # If no point reaches the turn, it is behind the last point, where `p_at_turn` ends
-        # with infinity. If it is the first point, there is none before it, so `q_before_turn`
-        # begins with infinity. Arrays that are filled in are faster here than `np.append`.
+        # If b + p is the smaller one at all points, `turn` is one behind the last point, where
+        # `p_at_turn` is infinite. If the turn is the first point, none is before it, and
+        # `q_before_turn` is infinite. Filling arrays is faster here than `np.append`.
         n_points = len(p)
         p_at_turn = np.empty(n_points + 1)
         p_at_turn[:-1] = p
@@ -189,10 +187,11 @@ class Front(NamedTuple):
         equal length. A run without points is left out.
 
         The length between two neighbours is their difference in the coordinate in which they
-        differ less. Their corner differs from the first one in ``arrived_s`` only, and from
-        the second one in ``selected_s`` only. If it replaces them, iterations thus come out
-        shorter by this length at most. For a run of more points the sum of the lengths is no
-        such bound, and only says how close the points are.
+        differ less. Their corner is below the first one in ``arrived_s`` only, and below the
+        second one in ``selected_s`` only. It is therefore off by this length from the nearer
+        of the two, and if it replaces them, iterations come out shorter by this length at
+        most. For a run of more points the sum of the lengths is no such bound, and only says
+        how close the points are.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -255,8 +254,10 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
     best_ends: tuple[int, ...] = ()
     best_s = np.inf
     least_s = -np.inf
-    # Passes for a bound and passes for a plan follow each other without end, with ever more
-    # points. Once no front has more points than it may keep, both are exact, and meet.
+    # Passes for a bound and passes for a plan follow each other without end. Each computes
+    # the Pareto front of every prefix, or of every suffix, and thins the fronts that have more
+    # points than the pass allows. Later passes allow more. Once no front is thinned, the bound
+    # and the plan are exact, and meet.
     for this_pass in _passes():
         # The sides are 0 and 1. The bounds of both rule out plans in this pass.
         opposite = 1 - this_pass.side
@@ -269,7 +270,8 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
         )
         # Without a plan that may be better than the best one so far, there are no ends.
         if ends:
-            # A plan of the mirrored problem has its tensors numbered from the last one.
+            # A pass for a bound returns a plan, too. If it is one by suffixes, the tensors of
+            # its plan are numbered from the last one.
             if this_pass.side == SUFFIXES:
                 ends = _mirrored_ends(ends)
             end_s = groups.end_s(ends)
@@ -316,14 +318,16 @@ def _passes() -> Iterator[_Pass]:
     computes the Pareto front of each prefix, or of each suffix. A point of a front is the
     two times of a plan of these tensors: how long the largest gradients of its groups take
     to be selected, and when its last message ends. A front with more than ``most`` points
-    is cut into as many runs of neighbours.
+    is cut into ``most`` runs of neighbouring points, and a single point replaces each run.
+    In a pass for a bound, it has the smallest value of each time in the run, so no plan of
+    the run is better. In a pass for a plan, it is the most promising point of the run, to
+    which a plan leads.
 
-    After a first cheap bound, three passes repeat: suffixes for a bound, prefixes for a
-    plan, and prefixes for a bound. Bounds alternate between the sides, because the bounds
-    of one side rule out points of the other side in the next pass. A pass for a bound
-    replaces each run by the smallest value of each time in it. The pass for a plan keeps
-    the most promising point of each run, so it gives no lower bound. Plans are sought by
-    prefixes only, because either side finds plans of the whole network.
+    After a first cheap bound, turns of suffixes and of prefixes alternate, because the bounds
+    of one side rule out points of the other side. Each turn keeps MORE_POINTS times as many
+    points as the turn before. A turn of suffixes is a pass for a bound. A turn of prefixes is
+    a pass for a plan and then one for a bound. Suffixes need no pass for a plan, because
+    their complete plans are those of prefixes.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)
@@ -436,21 +440,23 @@ class _States:
     def with_one_more_group(
         self, groups: Groups, last: int, firsts: Ints
     ) -> _Candidates:
-        """Return the points of plans that end with one of the given groups.
+        """Return the points of plans whose last group is one of several.
 
-        The groups end with tensor ``last``, and begin with one of the tensors ``firsts``. A
-        group can follow each state of the prefix that ends before its first tensor, and
-        leads to one point from each of these states.
+        The last group ends with tensor ``last``, and begins with one of the tensors
+        ``firsts``. It can follow each state of the prefix that ends before its first tensor,
+        and leads to one point from each of these states. ``groups`` has the times of all
+        groups, in arrays by last and first tensor.
         """
         # The prefix before the first tensor has as many tensors as this tensor's number.
         previous = self.indices(firsts)
-        # The times of the group that is added to each of these states.
+        # The three times of the last group, for each of these states that it follows.
         n_states = self.n_states[firsts]
         ready_s, selecting_s, sending_s = (
             times_s[last, firsts].repeat(n_states) for times_s in groups
         )
-        # Without any selection, the group would be ready at `ready_s`. All selections up to
-        # its own delay this. Its message also waits for the last message of the state.
+        # Without any selection, the group would be ready at `ready_s`. Each selection is
+        # compute that delays all later compute, so those of earlier groups count, too. The
+        # message of the group also waits for the last message of the state.
         selected_s = self.selected_s[previous] + selecting_s
         arrived_s = np.maximum(self.arrived_s[previous], ready_s + selected_s)
         arrived_s += sending_s
@@ -477,17 +483,18 @@ def _fronts(
     """Return the fronts of all prefixes, and the best plan that is found along the way.
 
     The two coordinates of a point are `selected_s` and `arrived_s`, as in `Front`: how long a
-    plan of the prefix selects gradients, and when its last message arrives. In a mirrored
-    problem, selecting and sending are exchanged.
+    plan of the prefix selects gradients, and when its last message arrives. Fronts of suffixes
+    result if the groups are mirrored (`Groups.mirrored`). Selecting and sending are exchanged
+    then, and "prefix" and "suffix" here change places, too.
 
     Parameters
     ----------
     groups : Groups
         The times of all groups of n tensors.
     prefixes : sequence of Front, length n + 1
-        Lower bounds of the fronts of all prefixes, by the number of tensors. For each
-        plan of a prefix that may lead to the best plan, some point of the bound is at
-        most as large in both coordinates. They only serve to rule out groups.
+        Lower bounds of the fronts of all prefixes, by the number of tensors. A point of a
+        prefix that may lead to the best plan has both coordinates at least as large as some
+        point of the bound. The bounds only serve to rule out groups.
     suffixes : sequence of Front, length n + 1
         Lower bounds of the fronts of all suffixes, by the number of tensors.
     limit_s : float
@@ -534,8 +541,9 @@ def _fronts(
         states.add(last + 1, front, previous[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
-    # The last state that was added is the last point of the front of all tensors. It has
-    # the smallest ``arrived_s``, and so the earliest end.
+    # The last state that was added is the last point of the front of all tensors. Along a
+    # front ``arrived_s`` falls. No tensor follows, so the end of an iteration is ``arrived_s``,
+    # and the last point has the earliest end.
     return fronts, states.plan()
 
 
@@ -674,13 +682,14 @@ def _useful(
     # After the group that ends with tensor `last`, n - last - 1 tensors remain. In
     # reverse, the corners of suffixes are in the order of `last`, one row for each.
     corners_after = np.array([front.corner for front in suffixes[:n]])[::-1]
-    # Suffixes are read from their end, where sending takes the place of selecting. Their first
-    # coordinate is the time of all their messages. The second one is when the last of them
-    # arrives if nothing is selected or sent before the suffix. Slices keep the shape (n, 1),
-    # which is broadcast over the columns.
-    after_sent_s = corners_after[:, :1]
+    # A suffix is read from its end, so its coordinates are others than those of a prefix. The
+    # first one is the time that sending all its messages takes. The second one is when the last
+    # of them arrives if nothing is selected or sent before the suffix. Slices keep the shape
+    # (n, 1), which is broadcast over the columns.
+    after_sending_s = corners_after[:, :1]
     after_arrived_s = corners_after[:, 1:]
-    # The coordinates of the prefix that ends with the group.
+    # The coordinates of the prefix that ends with the group: how long it selects, and when
+    # its last message arrives.
     selected_s = before_selected_s + groups.selecting_s
     start_s = np.maximum(before_arrived_s, groups.ready_s + selected_s)
     arrived_s = start_s + groups.sending_s
@@ -688,9 +697,10 @@ def _useful(
     # message arrives at minus infinity. Their sum is not a number, which compares as
     # False, so that such a group counts as not useful.
     with np.errstate(invalid="ignore"):
-        # All messages of the suffix follow the last one of the prefix, and the selections of
-        # the prefix delay each group of the suffix.
-        ends_s = np.maximum(arrived_s + after_sent_s, selected_s + after_arrived_s)
+        # The messages of the suffix follow the last message of the prefix, which gives the
+        # first sum. The selections of the prefix delay the arrival of the suffix, which gives
+        # the second one.
+        ends_s = np.maximum(arrived_s + after_sending_s, selected_s + after_arrived_s)
     # The margin ROUNDING keeps a group whose end equals the limit but for rounding. Where
     # the first tensor comes after the last one, there is no group, and `np.tril` is False.
     return np.asarray(np.tril(ends_s <= limit_s * (1 + ROUNDING)))

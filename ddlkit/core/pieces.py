@@ -268,7 +268,8 @@ def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
     """Return how far each point is from the means of each run that it joins.
 
     There are B runs, and run i begins at point i. All later points join it in their order,
-    so each point joins every run that has begun.
+    so each point joins every run that has begun. The sums of squares about the means of a run
+    grow by these distances, times `_moment_factors` (Welford's algorithm).
 
     Parameters
     ----------
@@ -284,7 +285,8 @@ def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
     ndarray, shape (n, 2, B)
         The element [j, :, i] is the distance in x and in y of point j from the weighted
         means of points i to j - 1. It is 0 if j < i. The first point of a run has no such
-        means, so its element [i, :, i] is the point itself.
+        means. Its element [i, :, i] is the point itself, and does not count, because
+        `_moment_factors` has the factor 0 for it.
     """
     n, n_begins = run_weight.shape
     off = np.zeros((n, 2, n_begins))

@@ -183,6 +183,7 @@ def jointly(
         reached = _with_one_more_message(
             before={first: states[first] for first in firsts},
             ready_s=ready_s[end - 1],
+            # Compute ends with the last gradient. Messages slow it down only until then.
             last_ready_s=ready_s[-1],
             costs_s=costs_s,
             choices=choices,
@@ -286,11 +287,14 @@ def _with_one_more_message(
     column_of_state = np.arange(len(before)).repeat(counts)
 
     # By how much compute lags behind the clock. As long as something is left to compute,
-    # this is the time that earlier messages have cost it.
+    # this is the time that earlier messages have cost it. If nothing is left, the last gradient
+    # is ready, and ready_s + lag_s is at most end_s, so that the lag does not count.
     lag_s = end_s - work_before_s
     # The message starts when the one before it has ended and its last gradient is ready.
     start_s = np.maximum(end_s, ready_s + lag_s)
-    # Between these two messages nothing slows compute down, until all is computed.
+    # Between these two messages nothing slows compute down. So work_before_s or ready_s has
+    # been computed by the start, whichever is more. The difference may exceed all compute by
+    # a rounding error only, hence the minimum.
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for

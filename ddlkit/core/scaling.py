@@ -225,8 +225,9 @@ def interpolated_step_s(
     smaller, larger : tuple of int
         The numbers of GPUs and of nodes of these counts.
     target : tuple of int
-        The numbers of GPUs and of nodes of the count to interpolate. Both are between those of
-        the other counts. But the smaller count may also have more GPUs, on fewer nodes.
+        The numbers of GPUs and of nodes of the count to interpolate. Neither is above that of the
+        larger count. Neither is below that of the smaller count, except that the smaller count
+        may have more GPUs than the target if it has fewer nodes.
 
     Returns
     -------
@@ -235,9 +236,10 @@ def interpolated_step_s(
 
     Notes
     -----
-    By the law of `step_s`, the square of a step is linear in the square root of the nodes. Two
-    counts may differ only in their nodes or only in their GPUs, so the nodes are replaced by the
-    geometric mean of GPUs and nodes. The square root of this mean is the position of a count.
+    By the law of `step_s`, the square of a step is linear in the square root of the nodes. This
+    law could not tell apart two counts that differ in their GPUs only. So the geometric mean of
+    GPUs and nodes, which grows with either, takes the place of the nodes. The square root of this
+    mean is the position of a count.
 
     Examples
     --------
@@ -247,11 +249,12 @@ def interpolated_step_s(
     # Both are distances from the position of the smaller count.
     to_target = _position(target) - _position(smaller)
     to_larger = _position(larger) - _position(smaller)
-    # Where both counts have the same position, the step of the larger one is taken.
+    # If the larger count does not have the larger position, its step is taken.
     weight = 1.0
     if to_larger > 0:
-        # The target may lie outside of both, and takes the step of the nearer count then. An
-        # example are 4 GPUs on 2 nodes, if the smaller count is 16 GPUs on 1 node.
+        # The target may lie below the smaller count, and takes its step then. An example are 4
+        # GPUs on 2 nodes, whose mean is the root of 8, if the smaller count is 16 GPUs on 1
+        # node, whose mean is the root of 16.
         weight = min(1.0, max(0.0, to_target / to_larger))
     # The square of a step is linear in the position.
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
