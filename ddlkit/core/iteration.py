@@ -189,14 +189,17 @@ class Iteration:
         object.__setattr__(self, "group_bytes", self.plan.group_bytes(self.workload))
 
     @property
-    def _copies(self) -> bool:
-        """Return whether the backward pass also copies gradients into their messages."""
+    def _packs(self) -> bool:
+        """Return whether it takes compute to put gradients into their messages.
+
+        This is the time to copy each byte, or the fixed time of each message, or both.
+        """
         return bool(self.copy_s_per_byte or self.bucket_s)
 
     @cached_property
     def tensor_ready_s(self) -> Floats:
         """Return when each gradient is ready and in its message, in seconds, shape (n,)."""
-        if not self._copies:
+        if not self._packs:
             return self.workload.ready_s
         # After the backward of each gradient, compute copies it into its message.
         packing_s = self.copy_s_per_byte * self.workload.bytes
@@ -392,9 +395,10 @@ class Iteration:
             or if ``leave_s`` is given.
         """
         # In the graph, each message starts when its last gradient is ready and the message
-        # before it has ended, and takes what it costs. No task of the graph copies.
+        # before it has ended, and takes what it costs. No task of the graph stands for the
+        # compute of ``copy_s_per_byte`` and ``bucket_s``, which puts gradients into messages.
         has_own_starts = self.leave_s is not None
-        if not self.link.plain or self._copies or has_own_starts:
+        if not self.link.plain or self._packs or has_own_starts:
             raise UserError(
                 "graph of an iteration: one message after the other only, no copies"
             )

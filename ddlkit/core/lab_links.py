@@ -137,9 +137,11 @@ def read_link(link: str) -> LinkConditions:
             "emulated:1gbit-delay2ms"
         )
     kind, _, conditions = link.partition(":")
-    # The rate comes first, and conditions are separated by dashes.
+    # The rate comes first. Each further condition follows a dash.
     rate, _, _ = conditions.partition("-")
     rate_bits_per_s = parse_bits_per_s(rate)
+    # The kernel limits a "lab:" link with a token bucket (tbf). Its name states neither delay
+    # nor burst.
     if kind == "lab":
         return _tbf_conditions(rate_bits_per_s)
     return _emulated_conditions(link, rate_bits_per_s)

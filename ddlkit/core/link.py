@@ -170,13 +170,16 @@ class Link:
         # A measured cost need not grow with the size. But the processor is never busy for
         # longer than a message takes.
         software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
-        # A measured cost is the mean over a row of messages. The first of them found
-        # the bucket full of tokens, which saved the whole row ``burst_s`` of link time, and
-        # thus each message its share. Link time counts without tokens, as in ``by_rate_s``.
+        # Link time counts as if there were no tokens, but a measured cost was made with them. It
+        # is the mean over a row of messages that began with a full bucket, which saved the row
+        # ``burst_s`` of link time in all. Where the cost is link time, above the limit, the
+        # share of each message is therefore added again.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
+        wire_above_limit_s = cost_s + saved_s
+        # Below the limit, the cost is the processor time, and the link time is by the rate.
         return Parts(
             software_s=np.where(limited_by_link, software_above_limit_s, cost_s),
-            wire_s=np.where(limited_by_link, cost_s + saved_s, by_rate_s),
+            wire_s=np.where(limited_by_link, wire_above_limit_s, by_rate_s),
         )
 
     def play(self, ready_s: ArrayLike, parts: Parts) -> tuple[Floats, Floats]:
@@ -324,6 +327,9 @@ class _Simulation:
     and ``software_s`` are the times of the link and of the processor that a message takes
     alone. ``slowdown`` is how much longer compute takes while the message is under way (0.1
     is a tenth), and ``message_slowdown`` how much longer the message takes beside compute.
+
+    A link with a token bucket saves up tokens while it rests, and each token later lets a
+    byte pass at once.
     """
 
     def __init__(
@@ -389,8 +395,9 @@ class _Simulation:
         """End the messages that need neither the link nor the processor any more."""
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
-        # `_Demand.advance` sets a demand that is met to exactly 0, and `_admit_next` leaves
-        # exactly 0 of link time if tokens pay for all of it. So no rounding error can be left.
+        # `_Demand.advance` sets a demand that is met to exactly 0. `_admit_next` leaves exactly
+        # 0 of link time to a message all of whose bytes pass at once, by tokens that the link
+        # has saved up. So no rounding error can be left.
         finished = [k for k in wire_left_s if wire_left_s[k] == software_left_s[k] == 0]
         for k in finished:
             self.ends_s[k] = self.now_s
@@ -412,28 +419,29 @@ class _Simulation:
     def _advance(self) -> None:
         """Advance the clock, the compute and the messages to the next event."""
         compute_factor = self._compute_factor()
-        slowed_by_compute = self._slowed_by_compute()
+        compute_slows_messages = self._compute_slows_messages()
         # Next, the time until each kind of event, if nothing else happens before. It is
         # infinite if there is no such event. The first kind: a message has moved its
         # bytes, or has done its software.
-        demands = self._demands(slowed_by_compute)
+        demands = self._demands(compute_slows_messages)
         until_done_s = [demand.until_done_s for demand in demands]
         # The second kind: the next message is ready.
         until_ready_s = math.inf
         if self._may_admit_next():
             compute_left_s = self.ready_s[self.admitted] - self.computed_s
             until_ready_s = compute_left_s * compute_factor
-        # The third kind: compute ends. This is an event only if messages advance faster
-        # afterwards.
+        # The third kind: compute ends. This is an event only if compute slows a message down
+        # now, which then advances faster afterwards.
         until_computed_s = math.inf
-        if slowed_by_compute:
+        if compute_slows_messages:
             compute_left_s = self.all_computed_s - self.computed_s
             until_computed_s = compute_left_s * compute_factor
         step_s = min([*until_done_s, until_computed_s, until_ready_s])
         if math.isinf(step_s):
             return  # there is no further event, since the last message has just ended
 
-        # A link collects tokens only while it rests.
+        # The token bucket of a link fills only while no bytes move. A token is counted in the
+        # link time that it later spares a message, and a second of rest brings a second of it.
         if not any(self.wire_left_s.values()):
             self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
         for demand in demands:
@@ -455,23 +463,23 @@ class _Simulation:
         # Of several messages under way the largest slowdown counts.
         return 1.0 + max((self.slowdown[k] for k in self.wire_left_s), default=0.0)
 
-    def _slowed_by_compute(self) -> bool:
+    def _compute_slows_messages(self) -> bool:
         """Return whether compute goes on at this moment, and slows a message down."""
         if not self.any_is_slowed or self.computed_s >= self.all_computed_s:
             return False
         return any(self.message_slowdown[k] for k in self.wire_left_s)
 
-    def _demands(self, slowed_by_compute: bool) -> list[_Demand]:
+    def _demands(self, compute_slows_messages: bool) -> list[_Demand]:
         """Return what the messages under way still need of the link and the processor.
 
-        ``slowed_by_compute`` says whether compute slows messages down at this moment.
+        ``compute_slows_messages`` says whether compute slows messages down at this moment.
         """
         # Both have an entry for each message under way, by the number of the message.
         wire_left_s = self.wire_left_s
         software_left_s = self.software_left_s
         # How many times as long each message takes because of compute.
         factor = dict.fromkeys(wire_left_s, 1.0)
-        if slowed_by_compute:
+        if compute_slows_messages:
             factor = {k: 1.0 + self.message_slowdown[k] for k in wire_left_s}
         # The messages that move bytes, and those whose software runs. On a link with a token
         # bucket, the software of a message runs while its bytes wait for tokens. On any other
@@ -513,11 +521,12 @@ def one_by_one(
     ----------
     ready_s : ndarray, shape (..., G)
         When each message would be ready if no message slowed compute down, in seconds.
-        Leading axes are scenarios.
+        Leading axes are scenarios, such as draws of all times.
     software_s, wire_s : ndarray, shape (..., G)
         The processor time and the link time of each message, in seconds.
     burst_s : float, optional
-        The most tokens that a rested link has saved, in seconds of link time.
+        The most tokens that a rested link has saved, in seconds of link time. It is 0 for a
+        link without a token bucket.
     slowdown, message_slowdown : array_like, shape (G,) or (..., G), optional
         How much longer compute takes while a message is under way, and how much longer
         a message takes while something is computed: 0.1 is a tenth longer.
@@ -559,7 +568,8 @@ def one_by_one(
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, bytes_s - tokens_s)
 
-        # How long the message takes, first without compute and then beside compute.
+        # How long the message takes, first without compute and then beside compute. On a link
+        # with a token bucket, software runs while bytes wait for tokens (see `Link`).
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
         # By how much compute delays the bytes.
         bytes_delayed_s: Floats | float = 0.0
@@ -571,10 +581,10 @@ def one_by_one(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
-        # The link earns a second of tokens for each second that the message is under way,
-        # but none in the seconds by which compute delays the bytes. The bytes spend as many
-        # tokens as they have link time. This never exceeds what there is, because the message
-        # took at least ``bytes_s - tokens_s``, and the seconds of the delay.
+        # The tokens that are left after the message. The link earns a second of tokens for each
+        # second that the message is under way, but none in the seconds by which compute delays
+        # the bytes. The bytes spend ``bytes_s``. What is left is never negative: ``took_s`` is
+        # at least ``on_link_s`` and the delay, and ``on_link_s`` at least ``bytes_s - tokens_s``.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
         # The message also delays all later compute.
@@ -590,12 +600,14 @@ def one_by_one(
 def _alone_s(
     software_s: Floats, on_link_s: Floats, *, software_overlaps: bool
 ) -> Floats:
-    """Return how long a message takes while nothing is computed, for each scenario.
+    """Return how long a message takes while nothing is computed.
 
-    ``software_s`` is its processor time. ``on_link_s`` is its link time without that of
-    the bytes that pass at once, by tokens that the link has saved. On a link with a token
-    bucket, software overlaps: it runs while the other bytes wait for tokens, so the longer
-    of both times counts. On any other link, the software runs after the bytes have moved.
+    Each array has an element for each scenario, such as a draw of all times. ``software_s``
+    is the processor time of the message. ``on_link_s`` is the link time of its bytes, except
+    those that pass at once because a link with a token bucket has saved up tokens for them.
+    On such a link software overlaps: it runs while the other bytes wait for tokens, so the
+    longer of both times counts. On any other link, the software runs after the bytes have
+    moved.
     """
     if software_overlaps:
         return np.maximum(on_link_s, software_s)

@@ -101,7 +101,8 @@ class Schedule:
         NCCL stores small messages on the way, so that rank 0 goes on. This is the default.
     lag_s : ndarray, shape (I, R, K), optional
         How much later than the message ends a rank goes on that waits for it, in seconds.
-        A negative lag is an earlier end on this rank. By default there is none.
+        A negative lag is an earlier end on this rank. By default there is none. The lags of
+        messages in ``rooted`` do not count.
 
     Raises
     ------
@@ -262,8 +263,8 @@ class Schedule:
         """
         n_iterations, n_ranks, _ = self.work_s.shape
         n_messages = self.message_s.shape[1]
-        # A link divides a message into software, which does not use the link, and link time.
-        # The start-up of a message takes the place of its software.
+        # For a link, a message consists of processor time (software) and link time (wire).
+        # The start-up does not use the link, and is passed as the processor time.
         software_s = self.startups_s
         wire_s = self.message_s - software_s
         lags_s = self.lags_s
@@ -338,7 +339,8 @@ class Schedule:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
                 if k in self.rooted:
-                    # Only rank 0 sends this message. The other ranks wait for rank 0 alone.
+                    # Only rank 0 sends this message. Each other rank has it at a time of its
+                    # own, so there is no common end to which the lag of a rank is added.
                     message_s = parts.software_s[k] + parts.wire_s[k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:
@@ -423,7 +425,7 @@ class Schedule:
         instants = self._instants(i, start_s, posted_s, ends_s)
         rows = []
         for rank in range(self.n_ranks):
-            rows += self._compute_rows(rank, instants)
+            rows += self._rows_of_compute_stream(rank, instants)
             rows += _message_rows(rank, posted_s, ends_s)
         # Spans that last for no time are left out.
         return Timeline.from_rows(row for row in rows if row["end_s"] > row["start_s"])
@@ -447,7 +449,8 @@ class Schedule:
             if segment.action == WAIT:
                 k = segment.message
                 if k in self.rooted:
-                    # Only rank 0 sends this message. The other ranks wait for rank 0 alone.
+                    # Only rank 0 sends this message. Each other rank has it at a time of its
+                    # own, so there is no common end to which the lag of a rank is added.
                     message_s = self.message_s[i, k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:
@@ -459,13 +462,15 @@ class Schedule:
             now_s = waited_s
         return instants
 
-    def _compute_rows(
+    def _rows_of_compute_stream(
         self, rank: int, instants: Sequence[_Instants]
     ) -> list[dict[str, Any]]:
         """Return the work and the waits of a rank in an iteration, as rows of a timeline.
 
         ``instants`` has when ranks work and wait in each segment.
         """
+        # Waits are in the same stream as the work. Messages are in another one.
+        stream = "compute"
         rows = []
         for segment, of_ranks in zip(self.segments, instants, strict=True):
             start_s = of_ranks.start_s[rank]
@@ -475,10 +480,10 @@ class Schedule:
             # In a timeline the input has the kind "io". The names of all other phases are
             # kinds, too.
             kind = "io" if phase == "input" else phase
-            rows.append(_row(rank, phase, kind, "compute", start_s, work_end_s))
+            rows.append(_row(rank, phase, kind, stream, start_s, work_end_s))
             if segment.action == WAIT:
                 task = f"wait for message {segment.message}"
-                rows.append(_row(rank, task, "wait", "compute", work_end_s, wait_end_s))
+                rows.append(_row(rank, task, "wait", stream, work_end_s, wait_end_s))
         return rows
 
 
@@ -613,6 +618,8 @@ def alone_s(
     if not startup_s.any():
         return own_share_s
 
+    # The start-up is passed as processor time (software), which messages on this link do not
+    # share: by default, any number of them can use the processor at once.
     link = Link(in_flight=in_flight)
     # The clock of a link begins at 0.
     origin_s = starts_s.min()
