@@ -891,8 +891,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
     """
     # More than nine digits are certainly too many tensors, and `int` refuses thousands
-    # of digits. A list from a table is read, too, where semicolons separate the ends of
-    # messages. So are colons, which separate the numbers of the plan `random`.
+    # of digits. Numbers may be separated by commas, by semicolons as in tables, where they
+    # separate the ends of messages, and by colons as in the plan "random:7:12".
     if not re.fullmatch("[0-9]{1,9}([,;:][0-9]{1,9})*", text):
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: write the whole numbers of the gradients "

@@ -474,8 +474,9 @@ class SelectionTimes(SelectionCost):
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
         # smallest size. Beyond its largest size it would continue along its last slope.
         # Here, times grow in proportion to the size there. So the table is asked for the
-        # largest size at most, and the time of a larger size is a multiple of this one. The
-        # rule must stay: recorded replays did not select, but slept for times by this rule.
+        # largest size at most, and the time of a larger size is a multiple of this one. This
+        # rule must stay. Recordings of replayed trainings are compared with predictions, and in
+        # them ranks did not select, but slept for as long as this rule says.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)

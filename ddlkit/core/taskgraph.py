@@ -138,7 +138,7 @@ class TaskGraph:
         Returns
         -------
         TaskGraph
-            Tasks without rank, layer and iteration.
+            Tasks of no single rank, and without layer and iteration.
 
         Examples
         --------
@@ -154,10 +154,12 @@ class TaskGraph:
         # Resources are counted from 0. A graph without tasks has none.
         n_resources = resource_numbers.max(initial=-1) + 1
         return cls(
+            # Tasks of the kind "forward" are done by GPUs.
             resources=tuple(f"gpu {i}" for i in range(n_resources)),
             kind=np.full(n, KINDS.index("forward")),
             resource=resource_numbers,
             duration_s=seconds,
+            # No value stands for a task without a rank. This one names no single rank.
             rank=np.full(n, ALL_RANKS),
             layer=np.full(n, NO_LAYER),
             iteration=np.full(n, NO_ITERATION),
