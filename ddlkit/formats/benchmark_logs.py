@@ -267,9 +267,10 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # A table with one head and several ranks is of one run: runs at once would have
-        # printed a head each, or would be of one rank each. The list of one run may have rank
-        # 0 twice, if an earlier attempt failed after it had printed its own list.
+        # Runs of several ranks each are taken to print a head each before the first row. So
+        # with one head there is one run. If rank 0 is listed twice then, an earlier attempt may
+        # have failed after it had printed its list. Runs of one rank each, as without MPI, are
+        # counted by their lists, whatever the number of heads.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
         # The counts are by rank and group. Ranks are numbered across groups, so rank 0 is in
@@ -348,13 +349,13 @@ class Table:
         """
         # `before` has the columns before the first column of times. `timed` has this column
         # and all columns after it.
-        n_before = self.columns.index(self.layout.time)
-        before = self.columns[:n_before]
-        timed = self.columns[n_before:]
+        n_columns_before = self.columns.index(self.layout.time)
+        before = self.columns[:n_columns_before]
+        timed = self.columns[n_columns_before:]
         n_words_before = self._words_before_times(words, before, timed, where)
-        # nccl-tests leaves the cell of redop blank for a collective without an operation.
-        # No other cell before the times may be missing.
-        if n_words_before < n_before:
+        # nccl-tests leaves the cell of redop blank for a collective without an operation, so
+        # that the row has one word less. No other cell before the times may be missing.
+        if n_words_before < n_columns_before:
             before = [name for name in before if name != "redop"]
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
         # place and in place. The second place then begins with the second "time".
@@ -368,8 +369,11 @@ class Table:
             # A time stamp behind two places does not begin with a time, and is no place.
             if names[0] != self.layout.time:
                 break
+            # Up to a time stamp, which comes last, each column of `timed` has one word. So
+            # the words of the place begin at the same position as its columns.
             place_words = words[n_words_before + start :]
-            # Not strict, because the words of the second place follow those of the first.
+            # Not strict, because more words may follow: those of the second place, or of the
+            # time stamp, which has two words for one column.
             cells_of_places.append(dict(zip(names, place_words, strict=False)))
         # Not strict, because the words of the times follow.
         cells_before_times = dict(zip(before, words, strict=False))
@@ -392,8 +396,9 @@ class Table:
         # operation, so that one word may be missing.
         fewest = len(before) - 1 if self.has_rates else len(before)
         if not fewest <= n_words_before <= len(before):
+            # A row with surplus words is called truncated, too, unless they are of NCCL_DEBUG,
+            # whose lines contain the word "NCCL" and may be mixed with a row.
             problem = f"truncated after {len(words)} words"
-            # Lines that NCCL_DEBUG prints contain this word, and may be mixed with a row.
             if "NCCL" in words:
                 problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
             raise UserError(f"{where}, column time: {problem}")
@@ -522,9 +527,9 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether the last line of a row also had text of NCCL_DEBUG. If this text has cut the
-        # row, the rest of the row comes in a later line. If it came after the whole row, it
-        # has cut nothing.
+        # Whether the line before was of a row and also had text of NCCL_DEBUG. Lines that have
+        # such text only are passed over. Either the text has cut the row, whose rest then
+        # comes in a later line, or it came after the whole row.
         self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False
@@ -542,15 +547,15 @@ class _TableCollector:
             # The whole line is NCCL's. It may be between the parts of a row, whose rest is
             # therefore still expected.
             return
-        # `row_may_be_cut` still tells of an earlier line here.
-        is_of_row = self._adds_rest_of_row(before_debug)
+        # `row_may_be_cut` is still that of the line before.
+        is_of_row = self.row_may_be_cut and self._adds_rest_of_row(before_debug)
         if not is_of_row:
             is_of_row = self._adds_row(number, before_debug)
         # If NCCL's text came in the line of a row, the rest of the row may come in a later
         # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
-        # Empty lines say nothing. NCCL's text had to be left out only where its words would
-        # be taken for cells, so any other line is passed with it.
+        # Empty lines say nothing. Only in rows would the words of NCCL's text be taken for
+        # cells. A line that is not of a row is therefore passed as it is, with this text.
         if not is_of_row and line.strip():
             self._add_other_line(number, line)
 
@@ -563,7 +568,8 @@ class _TableCollector:
             return False
         if self.current is not None:
             self.current.rows.append((number, _WORD.findall(line)))
-            # The end of a Markdown block that comes next is the end of the table.
+            # A log may be quoted in a block of a Markdown page. If the fence (```) that ends
+            # the block is the next line, `_add_other_line` ends the table there.
             self.is_after_row = True
         return True
 
@@ -586,16 +592,18 @@ class _TableCollector:
         if head is not None:
             self._begin_table(number, line, head)
             return
-        wrong = _OUT_OF_BOUNDS.search(line)
-        if wrong and self.current is not None:
-            self.current.out_of_bounds = int(wrong["count"])
+        # nccl-tests prints after the rows how many values of the results were wrong.
+        out_of_bounds = _OUT_OF_BOUNDS.search(line)
+        if out_of_bounds and self.current is not None:
+            self.current.out_of_bounds = int(out_of_bounds["count"])
         end = _END.search(line)
         if end:
             # This line is either the last one of nccl-tests, which tells that no row is
             # missing, or the beginning of another test, before which rows may be missing.
             is_last_line = end["last_line"] is not None
             self._end_table(is_whole=is_last_line)
-        # Any other line may state facts about the table whose head is still to come.
+        # All lines but fences and heads come here, also those above. The beginning of another
+        # test, for example, names the collective of the table whose head is still to come.
         self.following.add_facts(line)
 
     def _end_table(self, *, is_whole: bool) -> None:
@@ -614,12 +622,12 @@ class _TableCollector:
     def _adds_rest_of_row(self, line: str) -> bool:
         """Add a line to the last row if it is the rest of this row, and return whether it is.
 
-        Text of NCCL_DEBUG may cut a row, because both are printed into one log without a
-        lock. The rest of the row then follows in a later line.
+        It is called if the last row came in one line with text of NCCL_DEBUG. This text may
+        cut a row, because both are printed into one log without a lock. The rest of the row
+        then follows in a later line.
         """
-        # Without text of NCCL_DEBUG, the row is whole. A line that begins with "#" is a
-        # comment of nccl-tests and no part of a row.
-        if not self.row_may_be_cut or self.current is None or line.startswith("#"):
+        # A line that begins with "#" is a comment of nccl-tests and no part of a row.
+        if self.current is None or line.startswith("#"):
             return False
         words = _WORD.findall(line)
         columns = self.current.columns
@@ -766,8 +774,9 @@ def _message_times(
         _check_values(sheet, frame)
         _refuse_out_of_bounds(table, file)
         factors = {convention.algbw_factor for convention in possible.values()}
-        # Without a possible collective, algbw is taken for the plain size over time. A row
-        # that contradicts it is named before the whole table is refused.
+        # If no collective is possible, the table is refused below. A damaged row may be the
+        # cause, and its error says more. So the rows are checked even then, by the usual factor
+        # 1.0, with which algbw is size over time.
         _check_rates(sheet, frame, factors or {1.0})
     # This refuses the table if no collective is possible.
     name = _decided_collective(table, file, possible, wanted_collective, ranks)
@@ -961,8 +970,9 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         raise UserError(f"{where}, column size: none is above 0 in this table")
     refuse_several_variants([(line.size, line.variant) for line in lines], file)
     sheet = Sheet(file, _PRINTED.names, numbers, rows)
-    # Only a table without rates may be cut unnoticed, because nccl-tests, which prints
-    # rates, also prints a last line.
+    # A log may break off within its last number. In a table with rates, which is of
+    # nccl-tests, the line "Avg bus bandwidth" after the rows is missing then, and `_refuse_cut`
+    # notices. Other programs print no such line, so the digits of the last time are checked.
     if not table.has_rates:
         _check_last_time(sheet)
     # `exact=False` marks a file of the user, in which implausible numbers are refused.
@@ -1017,8 +1027,9 @@ def _lines_of_table(table: Table, file: str) -> list[_Line]:
                 f"{where}: the same as the row before it: is every line there twice?"
             )
         words_before = words
-        # Both have cells by the names of their columns: those before the first time, and for
-        # each place (out of place, in place) the time and those after it.
+        # `cells_before_times` has the cells of the columns before the first time, by the names
+        # of the columns. `cells_of_places` has, for each place (out of place, in place), such
+        # a dict of the time and the cells after it.
         cells_before_times, cells_of_places = table.cells(words, where)
         # The cells that tell several kinds of messages of one size apart, as the type does.
         variant = {
@@ -1128,16 +1139,17 @@ def _possible_by_rates(
 ) -> dict[str, Convention]:
     """Return the collectives that would be printed with such columns and rates.
 
-    The columns are redop, root and #wrong, in which nccl-tests prints N/A for collectives
-    that it does not check. The rates are two ratios: algbw over size per time, and busbw
-    over algbw. ``frame`` has the rows of the ``table`` as numbers. ``ranks`` is 0 if it is
-    unknown. The number of ranks then follows from the second ratio.
+    The columns are those of the operation (redop), of the root, and of the number of wrong
+    values (#wrong), where nccl-tests prints N/A if it does not check the results. The rates
+    are two ratios: algbw over size per time, and busbw over algbw. ``frame`` has the rows of
+    the ``table`` as numbers. ``ranks`` is 0 if it is unknown. The number of ranks then follows
+    from the second ratio.
 
     The result has the way in which the table prints each of these collectives.
     """
     rates = _measured_rates(frame)
-    # All rows are of one collective, so either all or none have an operation, and either all
-    # or none have a root. The last row stands for all.
+    # All rows are of one collective. So either all or none have an operation, and the same
+    # holds for a root and for checks of the results. The last row stands for all.
     _, last_words = table.rows[-1]
     # No error needs ``where``, because `_lines_of_table` has refused rows that lack cells.
     cells, cells_of_places = table.cells(last_words, where="")
@@ -1155,9 +1167,10 @@ def _possible_by_rates(
         convention = _fitting_convention(collective, rates, ranks)
         if convention is not None:
             possible[name] = convention
-    # For each place (out of place, in place), N/A in the column "wrong", which older versions
-    # call "error", means that the results were not checked. Tables without this column count
-    # as checked.
+    # For each place (out of place, in place), N/A as the number of wrong values means that the
+    # results were not checked. The column "#wrong" is called "wrong" here, without its sign.
+    # Older versions have a column "error" instead, with N/A in the same case. Tables without
+    # either column count as checked.
     is_checked = [
         after_time.get("wrong", after_time.get("error")) != "N/A"
         for after_time in cells_of_places
@@ -1331,19 +1344,20 @@ def _check_values(sheet: Sheet, frame: DataFrame) -> None:
 def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> None:
     """Raise UserError for an algbw that contradicts size over time.
 
-    ``sheet`` has the rows of the table as text, and ``frame`` as numbers. ``factors`` are
-    the ratios of algbw to size over time, one for each way in which the table may have
-    been printed (see `_conventions`).
+    ``sheet`` has the rows of the table as text, as they are printed. ``frame`` has them as
+    numbers, with times in seconds. ``factors`` are the ratios of algbw to size over time, one
+    for each way in which the table may have been printed (see `_conventions`).
     """
-    # All rates are in GB/s, as they are printed.
+    # All rates are in GB/s, as algbw is printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
     # How far algbw is off in each row, by the factor that comes closest there. The list has
     # the shape (factors, rows), and the result (rows,).
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
-    # The printed time, from which the rate follows, is rounded by a share, and algbw by
-    # some GB/s. The factor 1.02 and the terms 0.001 and 1e-4 (GB/s) let both be off by a
-    # little more. They are chosen, not measured.
+    # A printed number is rounded by half a unit of its last digit at most (`_half_digit`). If
+    # the time is off by some share of itself, the rate is off by this share, too. The half
+    # unit of algbw counts as it is, in GB/s. The factor 1.02 and the terms 0.001 and 1e-4
+    # (GB/s) let both be off by a little more. They are chosen, not measured.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding_share = np.array(
