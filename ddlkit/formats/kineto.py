@@ -212,7 +212,7 @@ class Event(NamedTuple):
             # The output is the larger one in an all-gather, for example.
             if collective is not None and collective.sized == "output":
                 direction = "Out"
-            elements = _count(self.args.get(f"{direction} msg nelems"))
+            elements = _count_or_zero(self.args.get(f"{direction} msg nelems"))
             dtype = self.args.get("dtype")
         else:
             elements = self.elements
@@ -246,7 +246,7 @@ def _first(value: Any) -> Any:
     return value[0] if isinstance(value, list) and value else None
 
 
-def _count(value: Any) -> int:
+def _count_or_zero(value: Any) -> int:
     """Return a value of a file if it is a possible count, else 0.
 
     A count is a whole number from 0 to ``MOST_WHOLE``.
@@ -257,7 +257,7 @@ def _count(value: Any) -> int:
 def _elements_of_shape(shape: Sequence[Any]) -> int:
     """Return how many elements a tensor of some shape has, 0 for a damaged shape."""
     # A length that is no count is 0, and so is then the product.
-    return _count(math.prod(_count(length) for length in shape))
+    return _count_or_zero(math.prod(_count_or_zero(length) for length in shape))
 
 
 @dataclass(frozen=True)
@@ -412,7 +412,7 @@ def _rank(document: Any) -> int:
     """Return the rank that a trace states, or else 0."""
     match document:
         case {"distributedInfo": {"rank": rank}}:
-            return _count(rank)
+            return _count_or_zero(rank)
     return 0
 
 
@@ -420,7 +420,7 @@ def _world_size(document: Any) -> int:
     """Return the number of ranks that a trace states, or else 0."""
     match document:
         case {"distributedInfo": {"world_size": world_size}}:
-            return _count(world_size)
+            return _count_or_zero(world_size)
     return 0
 
 
@@ -564,9 +564,9 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # The launch itself has the number, too, and gets the same as its kernel. The instant
-        # is then its own start, which counts as the launch of a span of the processor anyway,
-        # and nobody reads its sizes, because it is no message.
+        # The launch itself has the number, too, and gets the same instant and sizes as its
+        # kernel. This changes nothing: the instant is its own start, which its `launched_s`
+        # is anyway, and nobody reads sizes of a span that is no message.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -700,14 +700,17 @@ def _launched_during(
 
 
 def _size_args_of_operator(operator: Event) -> dict[str, Any]:
-    """Return the arguments of an operator that tell the message it sends, and its size."""
-    # An operator such as nccl:all_reduce has the collective in its name, and the size only
-    # in "Input Dims" and "Input type". Its other arguments are returned, too.
+    """Return what an operator tells of its message, as arguments that `Event` reads.
+
+    They tell the collective of the message, and its size or the shape and type of the input.
+    """
+    # An operator such as nccl:all_reduce has the collective in its name only, which is added
+    # to its arguments. The size follows from its arguments "Input Dims" and "Input type".
     if operator.name != _RECORD_COMMS:
         return {**operator.args, _COLLECTIVE_NAME: operator.name}
-    # record_param_comms notes the sizes of input and output. Its argument "Input Dims" is
-    # left out, because the input of a collective that gathers is only one rank's part of
-    # the message.
+    # record_param_comms has arguments for the collective and for the sizes of input and
+    # output. Its "Input Dims" must be left out, because the input of a collective that
+    # gathers is only one rank's part of the message.
     return {name: value for name, value in operator.args.items() if name in _SIZE_ARGS}
 
 
@@ -817,8 +820,8 @@ class TracedIteration(NamedTuple):
             # How many functions had begun when the event began, itself included if it is
             # a function.
             n_begun = bisect_right(starts_s, event.start_s)
-            # Of the functions that had begun, the last one ends at `latest_end_s[n_begun]`. An
-            # event lies inside one of them, or else it ends after all of them. A function
+            # The first `n_begun` functions began no later than the event. So the one of them
+            # that ends last contains the event, unless the event ends later still. A function
             # never ends after itself, so it is not taken for an operator of forward.
             is_outside = event.end_s > latest_end_s[n_begun]
             has_backward_begun = n_begun > 0
@@ -1018,15 +1021,17 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
 
     A phase that the user has marked lasts as long as the mark. Any other phase follows
     from autograd and the optimizer. Backward lasts from the first function of autograd to
-    the last function or message, forward from the first operator with a gradient until
-    backward starts, and the update from the first to the last step of the optimizer. A
-    phase that cannot be told is left out. All instants are by the processor's clock.
+    the last function or message, but no longer than until the update starts, forward from the
+    first operator with a gradient until backward starts, and the update from the first to
+    the last step of the optimizer. A phase that cannot be told is left out. All instants
+    are by the processor's clock.
     ``events`` has the spans of one step, in the order in which the processor launched
     them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
     updates = [event for event in events if event.name.startswith(_OPTIMIZER_STEP)]
+    # Backward ends when the update starts at the latest. Infinity stands for no update.
     update_start_s = updates[0].start_s if updates else math.inf
     if functions:
         backward_start_s = functions[0].start_s
@@ -1146,7 +1151,8 @@ def layer_profile(
     UserError
         If the trace lacks something that a profile needs, if the iterations differ in
         their gradients or sum up those of several batches, or if none was chosen and they are
-        of two kinds: more than a third slow (by `MOST_TIMES_SHORTEST`), more than a third not.
+        of two kinds: more than a third are slow, and more than a third are not. A slow one
+        takes more than `MOST_TIMES_SHORTEST` times as long as the shortest one.
 
     Notes
     -----
@@ -1196,9 +1202,10 @@ def _median_profile(
 
     The medians of backward are scaled, so that their sum is the median of whole backwards.
     ``sizes`` has the elements and the bytes of each gradient, in the order of readiness.
+    ``times.backward_s`` is already in forward order, which is that of the profile.
     """
-    # Gradients become ready from the last tensor to the first. The array has the shape
-    # (n, 2), with a column of elements and one of bytes.
+    # Gradients become ready from the last tensor to the first, so the sizes are reversed.
+    # The array has the shape (n, 2), with a column of elements and one of bytes.
     elements, n_bytes = np.array(sizes[::-1]).T
     n = len(elements)
     # A trace does not tell how forward divides among the tensors.
@@ -1290,8 +1297,9 @@ def _check_iterations(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
-        # Events are in the order of their launches, but not of their ends. None starts before
-        # its launch, and a launch is an event itself, so the first one also starts first.
+        # Events are in the order of their launches. The first one also has the earliest start:
+        # a kernel starts after its launch, which is an event before it in the list, and a
+        # span of the processor counts as launched when it starts. The order of ends differs.
         first_launched = iteration.events[0]
         last_end_s = max(event.end_s for event in iteration.events)
         whole_s = last_end_s - first_launched.start_s
@@ -1385,8 +1393,9 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
     # The time of the first gradient begins when the work of forward is done. If the user has
-    # marked both phases, a gap between them does not count. If only backward is marked, the
-    # mark may begin before autograd's first function, with which forward then ends.
+    # marked both phases, backward may start later than forward ends, and the gap does not
+    # count. If only backward is marked, the end of forward may be later: it is the start of
+    # autograd's first function, and the mark may begin before that.
     instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
         instants_s.append(work.done_s(gradient.end_s))
@@ -1417,8 +1426,9 @@ class _Work:
         """Return when all work was done that had been launched until ``instant_s``.
 
         The result is in seconds. Without a GPU, the work is done at that instant. If no
-        kernel had been launched until then, the result is the start of the first kernel, so
-        that the time before the GPU works counts for no phase.
+        kernel had been launched until then, the result is the start of the first kernel. The
+        time of each gradient lies between two such results, and the time of a phase (forward
+        or the update) ends at one. So the time before the first kernel counts for neither.
         """
         if not self.kernels:
             return instant_s
@@ -1431,8 +1441,9 @@ class _Work:
     def took_s(self, phase: str) -> float:
         """Return the seconds from the first kernel of a phase until all its work was done.
 
-        The phase does not begin before the GPU had done the work of earlier iterations.
-        This work would otherwise count twice where the GPU lags behind the processor.
+        The phase does not begin before the GPU had done the work of earlier iterations. A
+        kernel of the phase may start before that on another stream, but the time until then
+        counts for the earlier iteration already.
         """
         # A phase is a span of the processor's time. Its kernels are those that were launched
         # in this span, whenever the GPU ran them.
@@ -1499,7 +1510,9 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
 def _csv_of_messages(messages: Sequence[Event]) -> str:
     """Return messages as CSV with the columns that `message_table` describes."""
     header = ["bytes", "seconds", "collective"]
-    all_tell_ranks = all(_count(event.args.get("Group size")) for event in messages)
+    all_tell_ranks = all(
+        _count_or_zero(event.args.get("Group size")) for event in messages
+    )
     if all_tell_ranks:
         header.append("ranks")
     lines = [",".join(header)]
@@ -1568,7 +1581,8 @@ def _messages(
         sends_buckets = collective == "all_reduce" and len(messages) == len(buckets)
         # If there are more or fewer messages than buckets, or if they are of another
         # collective, it is unknown which message has which gradients. Without buckets, each
-        # message is taken for a group of its own.
+        # message is taken for a group of its own among those of its collective. Messages of
+        # two collectives can have the same number.
         is_group_unknown = len(buckets) > 0 and not sends_buckets
         for number, event in enumerate(messages):
             span = _span(

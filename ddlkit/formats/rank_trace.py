@@ -442,9 +442,10 @@ def _backward_end_s(
     # A rank copies buckets back when it has waited for their messages.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    # When a rank posts its last message, it has computed its last gradient, and all that is
-    # left is to wait. So a function that still runs when a message ends contains the wait. A
-    # message that ended before the last post, while the rank still computed, shows no wait.
+    # After its last post, a rank has nothing left to do but to wait for messages. If the first
+    # message to end does so after that post, while a function still runs, the function
+    # contains the wait, and backward ends with the post. If a message ended before that post,
+    # while the rank still computed, it does not tell, and the end stays as it is.
     if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
@@ -454,10 +455,10 @@ def _forward_start_s(iteration: TracedIteration) -> float:
     """Return when forward starts by the processor's clock, in seconds.
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
-    forward starts with the first operator whose sequence number a function of backward has.
-    Autograd gives an operator without a gradient, such as one on the input, the sequence
-    number of the next operator that has a gradient. An operator on the input can therefore
-    be taken for the first one of forward, which is slightly too early.
+    forward starts with the first operator that shares its sequence number with a function of
+    backward. An operator without a gradient, such as one on the input, has the same number
+    as the next operator with a gradient, and so shares it with that operator's function.
+    The result is then the start of the operator on the input, which is slightly too early.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":
@@ -668,8 +669,9 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
             continue
         elements = _elements_of_post(event)
         sent = event
-        # The caller refuses messages of collectives that are not in `_REPLAYED`. Their
-        # spans are not looked for, and the operator stands for the span.
+        # A message of a collective that is not in `_REPLAYED` gets a post only so that the
+        # caller can refuse the collective. Its span is not looked for, and ``sent`` remains
+        # the operator.
         if collective in _REPLAYED:
             span = _first_alike(unmatched, collective, elements, event.start_s)
             if span is None:

@@ -150,6 +150,8 @@ class _Buffer:
                 # with that chunk, unless its text is already longer than any entry. A value
                 # that is nested too deeply for Python (RecursionError) fails each time, and
                 # is refused in the end. After `read_more` the text begins with the value.
+                # Before, it may also have parsed entries, but is usually as short as a chunk,
+                # far below the limit.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
