@@ -94,9 +94,12 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     ``where`` is the file and the line of the row. ``ranks`` is the number of ranks that
     the user has given, 0 if none.
 
+    The printed bandwidth always counts the whole message. The printed size may be the part
+    of one rank instead, and the message is then as many times as large as there are ranks.
+
     Raises UserError if the results were wrong, if a number is not above zero, or if the
-    bandwidth is neither that of the printed size nor of a multiple of it. The multiple
-    must be ``ranks`` if that is known.
+    bandwidth is neither that of the printed size nor of such a multiple. The multiple must
+    be ``ranks`` if that is known.
     """
     # NULL means that the results were not checked.
     if match["result"] not in ("success", "NULL"):

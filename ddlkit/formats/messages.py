@@ -50,8 +50,10 @@ def read_bytes_seconds(
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
         were measured. With the default, "", such a file is taken. With any other text, it
-        is refused with this advice, even if ``ranks`` is given. A log that `benchmark_logs`
-        reads is not refused if ``ranks`` is given, because its rows get this number.
+        is refused with this advice, even if ``ranks`` is given: that may be the number that
+        the caller needs, and not one that is known of the file. Only a log that
+        `benchmark_logs` reads is taken if ``ranks`` is given, because its rows get this
+        number.
 
     Returns
     -------
@@ -79,8 +81,8 @@ def read_bytes_seconds(
     # ``note`` says why the times of one place alone were taken, if the caller chose none. It
     # is "" in all other cases.
     source, frame, note = _messages(path, options)
-    # The readers, except that of `benchmark_logs`, take ``ranks`` of the caller for checks
-    # only, so that the rows have the number of ranks only if the file states it.
+    # Only the reader of `benchmark_logs` fills this column with ``ranks`` of the caller. All
+    # other readers fill it only if the file states the number.
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
     # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the

@@ -55,6 +55,8 @@ def matches(text: str) -> bool:
     True
     """
     first_line, _, _ = text.lstrip().partition("\n")
+    # Since version 4.3 of the format, a file may begin with a line "dump_stats". That line
+    # has no time. It has the header that counts for the collectives below it.
     has_keys = '"coll_perf"' in first_line or '"dump_stats"' in first_line
     return first_line.startswith("{") and has_keys
 

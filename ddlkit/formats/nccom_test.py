@@ -179,10 +179,11 @@ def _row(
             f"{cells['time(us)']} us: other units?"
         )
     # Rounding changes the printed busbw by up to half a step of its last digit. A whole step,
-    # 0.01, is allowed, which is a choice. If algbw has few digits, it may fit both GB/s and
-    # GiB/s, and `unit` may be the wrong one. Then busbw is off by their difference, too.
+    # 0.01, is allowed, which is a choice.
     step_bytes_per_s = 2 * _ROUNDING * unit
-    busbw_rounding_bytes_per_s = step_bytes_per_s + _SHARE_BETWEEN_UNITS * busbw * unit
+    # An algbw of few digits may fit both GB/s and GiB/s, and `unit` may be the wrong one. So
+    # busbw may also be off by the difference of the units, which is allowed in every row.
+    wrong_unit_bytes_per_s = _SHARE_BETWEEN_UNITS * busbw * unit
     return BenchmarkRow(
         where=where,
         n_bytes=size,
@@ -190,7 +191,7 @@ def _row(
         collective=collective,
         ranks=ranks,
         busbw_bytes_per_s=busbw * unit,
-        busbw_rounding_bytes_per_s=busbw_rounding_bytes_per_s,
+        busbw_rounding_bytes_per_s=step_bytes_per_s + wrong_unit_bytes_per_s,
         # Types of elements tell several kinds of messages apart.
         variant={"type": cells.get("type", "")},
     )
