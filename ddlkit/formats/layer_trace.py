@@ -193,8 +193,8 @@ class LayerTrace:
         UserError
             If no layer has a gradient.
         """
-        rows = self.learnable
-        first = int(rows[0])
+        learnable_rows = self.learnable
+        first = int(learnable_rows[0])
         forward_s = self.forward_s.mean(axis=0)
         backward_s = self.backward_s.mean(axis=0)
         communication_s = self.communication_s.mean(axis=0)
@@ -203,13 +203,13 @@ class LayerTrace:
             h2d_s=0.0,
             forward_s=forward_s[first:],
             backward_s=backward_s[first:],
-            communication_s=communication_s[rows],
+            communication_s=communication_s[learnable_rows],
         )
-        # A plan counts layers in ready order, from the last one. So layer `row` of L has
-        # the number L - 1 - row, and a group that ends with it has the exclusive end
-        # L - row. Reversed rows give rising ends. The last end, L - first, is the number of
-        # layers of ``times``.
-        ends = len(self.name) - rows[::-1]
+        # A plan counts layers in ready order, from the last one, and each layer with a
+        # gradient ends a group. The group that layer `row` of L ends has the exclusive end
+        # L - row. If layers 1 and 3 of 0 to 3 have gradients, the groups are (3) and (2, 1),
+        # and their ends are 1 and 3. The last end is the number of layers of ``times``.
+        ends = len(self.name) - learnable_rows[::-1]
         return times, FusionPlan("none", tuple(ends.tolist()))
 
 

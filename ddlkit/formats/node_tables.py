@@ -129,15 +129,17 @@ def _of_csv(text: str, file: str) -> DataFrame:
             "ranks and nodes: give one of these"
         )
     sheet = read_sheet(text, file)
-    # The columns of nodes, NCCL versions and settings apart from all others, which stay CSV.
+    # The columns of nodes, NCCL versions and settings are read here. `size_time_csv` reads
+    # all others, which `lines_of_others` has as lines of CSV, the header first.
     extra = _extra_columns(sheet)
-    other_columns = _without_extra(sheet)
+    lines_of_others = _without_extra(sheet)
     tables = []
     # `size_time_csv` knows no nodes, NCCL versions or settings, and would mix their times. So
     # the rows of each combination are read as a table of their own.
     for key, extra_of_part in extra.groupby(["nodes", "nccl", "settings"]):
-        # The index has the positions of the rows in the sheet.
-        csv_of_part = _csv_of_rows(other_columns, extra_of_part.index, sheet.lines)
+        # The index has the positions of the rows in the sheet. Each row comes into the line
+        # that it has in the file, by `sheet.lines`, so that errors name this line.
+        csv_of_part = _csv_of_rows(lines_of_others, extra_of_part.index, sheet.lines)
         part = size_time_csv.read(csv_of_part, file, MessageOptions()).rows
         nodes, nccl, settings = key
         tables.append(part.assign(nodes=nodes, nccl=nccl, settings=settings))

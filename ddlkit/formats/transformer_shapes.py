@@ -217,10 +217,10 @@ class Decoder:
         Notes
         -----
         Backward goes from the last tensor to the first, and gradients become ready in this
-        order. An operation is counted at the tensor whose gradient is the first to wait for
-        the backward of the operation. In forward order, it is the last tensor that waits.
-        So a matrix is counted at its bias, if it has one, attention at the last matrix
-        before it, and a tied head at the norm before the head.
+        order. The gradients of an operation's own tensors, and of all tensors before it,
+        wait for its backward. The last of these tensors in forward order gets its gradient
+        first, so the operation is counted there: a matrix at its bias, if it has one,
+        attention at the last matrix before it, and a tied head at the norm before the head.
         """
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
@@ -309,8 +309,10 @@ class Decoder:
     def _norm(self, layer: str, flops: float = 0.0) -> Iterator[Tensor]:
         """Yield the scale of a norm and its shift, if it has one.
 
-        ``flops`` are those of a tied head that follows the norm, 0 if none does. They
-        count at the last tensor of the norm. The norm itself counts as no work.
+        ``flops`` are those of a tied head that follows the norm, 0 if none does. Such a head
+        has no tensor of its own, because its matrix is that of the embedding. So its FLOP
+        count at the tensor right before it, the last one of the norm. The norm itself counts
+        as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, flops=0.0)
