@@ -177,7 +177,7 @@ def scheduled_in_batches() -> Iterator[None]:
         yield
     finally:
         if policy is not None and parameters is not None:
-            # The rank has done its part by now, so a refusal must not fail it.
+            # The work of the block is done by now, so a refusal must not raise an error.
             with suppress(OSError):
                 os.sched_setscheduler(0, policy, parameters)
 

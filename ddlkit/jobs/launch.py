@@ -234,8 +234,8 @@ def launch(
     Returns
     -------
     dict of str to DataFrame
-        The tables that the job left, by the names of their schemas. A table that this job
-        need not leave may be one that an earlier job has left in ``out``.
+        The tables of the job that are in ``out`` at its end, by the names of their schemas.
+        A table of which this job has yielded no rows may be there from an earlier job.
 
     Raises
     ------
@@ -412,8 +412,9 @@ def _start_server(job: str) -> None:
 
     The server imports torch and the module ``job``, so that no rank has to. It also forks
     the ranks of later jobs, which import the modules of their jobs themselves. The server
-    dies with the thread that started it.
+    dies with the thread that started it, because Linux takes this thread for the parent.
     """
+    # The server listens at a socket in a file, whose name has at most 104 characters.
     _shorten_socket_names()
     forkserver.set_forkserver_preload([*PRELOADED, job])
     # The server inherits the environment of this process, and `multiprocessing` lets
@@ -733,9 +734,10 @@ def be_forked(
     # The variable `PARENT`, which this process has inherited, has the id of the fork
     # server. So the rank dies with the fork server.
     jobs.die_with_parent()
-    # In the new environment, `PARENT` has the id of the launcher. The id of the fork server
-    # is kept, because that is the parent. From now on nothing reads the id, but the variable
-    # tells `Rank.join` and `_check_and_record_facts` that `launch` started this rank.
+    # From now on it only matters that `PARENT` is set: it tells `Rank.join` and
+    # `_check_and_record_facts` that `launch` started this rank. Its value in ``environment``
+    # is the id of the launcher. It becomes the id of the fork server, the true parent, but
+    # nothing reads it any more.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     _print_into(log)
     os.environ.clear()

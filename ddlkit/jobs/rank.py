@@ -428,7 +428,9 @@ def _backend_and_device(
     If ``backend`` is None, it becomes NCCL if this rank sees GPUs, and gloo otherwise. If
     ``on_gpu`` is None, the tensors of NCCL lie on a GPU, and those of gloo on the CPU.
     ``numbers`` are those of this rank. Raises UserError if the backend is unknown, or if
-    the rank sees too few GPUs.
+    the rank sees too few GPUs. For NCCL, it must see as many as the node has ranks, unless
+    Slurm may have given it its own. If it sees none although the node has some (hidden
+    GPUs), gloo is only taken if ``backend`` asks for it.
     """
     gpus = torch.cuda.device_count()
     backend = assignment.choose_backend(
@@ -484,7 +486,8 @@ def _meet(
             # later.
             options["device_id"] = device
         else:
-            # The name under which gloo with a single thread is registered.
+            # This is gloo with one thread, by the name under which it is registered. Two
+            # collectives of torch's own gloo, which has two threads, would share the link.
             backend = _one_thread_gloo(device)
         # Ranks find each other by a store, a small server of keys and values.
         if PARENT in os.environ:

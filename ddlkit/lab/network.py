@@ -355,17 +355,21 @@ class Lab(Place):
             # conditions of the lab say.
             queue_packets = 10_000
         else:
-            # The burst is what the kernel's token bucket can save. The kernel would itself
-            # have to cut a packet larger than the burst into smaller ones before the bucket,
-            # for which 16 ranks have no processor time. A tenth of the burst is left for the
-            # headers of the frames, which count, too.
+            # The burst is how many bytes the kernel's token bucket lets leave at once. The
+            # kernel would cut a larger packet into smaller ones in front of the bucket. That
+            # took more processor time than 16 ranks left, but no measurement of it is kept. A
+            # tenth of the burst is left for the headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default
         return f"gso_max_size {packet_bytes} txqueuelen {queue_packets}"
 
     def _start_link(self) -> None:
-        """Start the process of an emulated link, which makes the ranks' devices."""
+        """Start the process of an emulated link, which makes the ranks' devices.
+
+        Raises UserError if it does not start. A lab of the other engine, tbf, may work then,
+        because the kernel limits its links.
+        """
         if not Path(tunnel.DEVICE).exists():
             raise UserError(NEEDS_TUN)
         self._link_process = subprocess.Popen(
@@ -382,6 +386,7 @@ class Lab(Place):
             start_new_session=True,
         )
         assert self._link_process.stdout  # for the type checker: it is a pipe
+        # The pipe is closed after the first line. A link that is ready prints no other line.
         with self._link_process.stdout as output:
             line = _first_line(output)
             if line != tunnel.READY:
@@ -640,7 +645,7 @@ def _rate_limit(device: str, rate_bits_per_s: float) -> str:
     """Return the command of ``tc`` that limits what leaves by a device."""
     rate = round(rate_bits_per_s)
     burst = burst_bytes(rate_bits_per_s)
-    # "burst" has the bytes that the bucket saves, and "limit" those that may wait.
+    # "burst" is how many bytes may leave at once, and "limit" how many may wait.
     limits = f"rate {rate}bit burst {burst} limit {QUEUE_BYTES}"
     return f"qdisc add dev {device} root tbf {limits}"
 
