@@ -357,7 +357,7 @@ class Lab(Place):
         else:
             # The burst is how many bytes the kernel's token bucket lets leave at once. The
             # kernel would cut a larger packet into smaller ones in front of the bucket. That
-            # took more processor time than 16 ranks left, but no measurement of it is kept. A
+            # takes more processor time than 16 ranks have, of which no measurement is kept. A
             # tenth of the burst is left for the headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
