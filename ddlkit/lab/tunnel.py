@@ -202,10 +202,11 @@ class Line:
 
         Notes
         -----
-        Frames leave one after the other. The last frame cannot begin to leave before it
-        has arrived, at ``last_s``, and then needs its own transmission time. The frames
-        between arrive at even intervals. They can delay the end only if the last frame is
-        short, by less than the time of one frame, which is neglected.
+        Frames arrive at even intervals and leave one after the other, so the first and the
+        last of them decide when all have left. The last frame cannot begin to leave before
+        it has arrived, at ``last_s``, and then needs its own transmission time. If it is
+        shorter than the others, it may arrive while the frame before it still leaves. This
+        delays the end by less than the time of one frame, and is neglected.
         """
         begin_s = max(first_s, self.free_s)
         last_frame_bytes = size.bytes - (size.frames - 1) * size.frame_bytes
@@ -213,10 +214,10 @@ class Line:
         without_waiting_s = begin_s + size.bytes / self.bytes_per_s
         last_left_s = last_s + last_frame_bytes / self.bytes_per_s
         self.free_s = max(without_waiting_s, last_left_s)
-        first_left_s = begin_s + size.frame_bytes / self.bytes_per_s
-        # The first frame never leaves after all frames. Only a `Size` whose single frame is
-        # shorter than `frame_bytes` needs this minimum, and `size_of` makes none.
-        return min(self.free_s, first_left_s), self.free_s
+        # A single frame is also the last one, which may be shorter than `frame_bytes`.
+        first_frame_bytes = min(size.frame_bytes, size.bytes)
+        first_left_s = begin_s + first_frame_bytes / self.bytes_per_s
+        return first_left_s, self.free_s
 
 
 class Shaper:
@@ -315,9 +316,10 @@ class Shaper:
         packet : Packet
             The packet.
         """
-        # A packet has two events: when it is at the end of the link of its sender, and
-        # when it is at the end of the link of its target. The heap has the earliest
-        # event first, and may get new events that are due within this loop.
+        # A packet is carried as one or more frames (`Size`), which arrive one after the
+        # other. It has two events: when the last of them is at the end of the link of the
+        # sender, and when it is at the end of the link of the target. The heap has the
+        # earliest event first, and may get new events that are due within this loop.
         events = self._events
         while events and events[0][0] <= now_s:
             arrived_s, _, packet = heapq.heappop(events)
@@ -325,7 +327,8 @@ class Shaper:
                 yield arrived_s, packet
             else:
                 packet.left_sender = True
-                # The last of the packet's frames is at the link of its target now.
+                # The last frame is at the link of the target now. The first one got
+                # there at `packet.first_s`.
                 self._carry(self._down[packet.target], packet, last_s=arrived_s)
 
 
@@ -432,7 +435,8 @@ class Tunnel:
         self._crossed = crossed
         # The first three bytes of all addresses.
         self._prefix = socket.inet_aton(f"{prefix}0")[:3]
-        # How many packets were written, and how many of them were late.
+        # How many packets were to be written to their target's device, and how many of
+        # them were late: written more than `LATE_S` after they were due, or not taken.
         self._packets = 0
         self._late = 0
         self._begun_s = time.perf_counter()
