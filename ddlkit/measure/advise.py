@@ -117,6 +117,7 @@ def measure_model(
             "pass, and forward_s is all that comes before it"
         )
     facts = _facts_to_show(profile, tables["samples"], me.world_size)
+    # Timing layers cannot make an iteration shorter. If it seems to, times scatter.
     notes += _note_on_scatter(facts["timing_overhead_factor"])
     for note in notes:
         me.say(note)
@@ -271,8 +272,11 @@ def _loaded_and_tried(
         # In DDP the compiler breaks a model's graph where the buckets end. So a compiled
         # model is profiled inside DDP, with breaks as in training.
         wrap_alone(training)
-    # A first forward and backward pass shows whether the model can be trained.
+    # A first forward and backward pass, of one batch, shows whether the model can be
+    # trained.
     training.try_out()
+    # From now on an iteration has `accumulate` batches. If these are several, the name says
+    # so, as in "net-k4" for 4, because tables are named by it.
     training.accumulate = accumulate
     if accumulate > 1:
         training.network += f"-k{accumulate}"
@@ -848,8 +852,11 @@ def _least_measure_s(iteration_s: float, message_s: float) -> float:
     # Table ``slowdown`` times whole iterations. So does table ``layers``, but it needs
     # fewer of them.
     for_iterations_s = MIN_ITERATIONS * iteration_s / FOR_SLOWDOWN
-    # Tables ``collectives`` and ``slowdown`` both send messages of all gradients.
+    # Tables ``collectives`` and ``slowdown`` both send messages of all gradients, together
+    # at least `MIN_WHOLE_MESSAGES`.
     for_messages_s = MIN_WHOLE_MESSAGES * message_s / (FOR_MESSAGES + FOR_SLOWDOWN)
+    # Table ``slowdown`` sends messages while it times iterations. So its share counts for
+    # both, and the larger number of seconds is enough for both.
     return max(for_iterations_s, for_messages_s)
 
 

@@ -184,6 +184,8 @@ def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
         f"{me.backend} between {me.world_size} ranks on {nodes} over {me.link}, "
         f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}"
     )
+    # The command joins its ranks without choosing a backend (`joined`). They then use NCCL
+    # if they see GPUs.
     if me.backend != "nccl":
         line += "; there are no GPUs here, so this is not NCCL"
     return line

@@ -420,19 +420,20 @@ def _time_samples(
         # ready only when they are.
         synchronize()
         # NCCL's barrier is a kernel. After this function `measure` waits for the device,
-        # and thus for the end of that kernel, before it times a sample.
+        # and thus for the end of that kernel, before it runs `action`.
         dist.barrier()
         # Ranks in training start a message one after the other. After this common moment,
         # rank 0 starts at once, and each other rank `apart_s` after the rank before it.
         # With NCCL `apart_s` is 0.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
-    # `measure` times gloo by the clock of the host.
+    # `measure` times an action by the clock of the host, unless the action returns times.
     action: Action = checked.run
     if me.backend == "nccl":
-        # `timed` has the GPU take its time before and after the messages, so that its own
-        # clock counts. Each rank leaves the barrier at another time. So the GPUs meet in
-        # a tiny all-reduce just before the first of the two times.
+        # This action has the GPU take the time before and after the messages, and returns
+        # both times, so that the clock of the GPU counts. Hosts leave the barrier one
+        # after the other. So the GPUs meet once more, in a tiny all-reduce just before the
+        # first of the two times.
         meeting = torch.zeros(1, device=me.device)
         meet = partial(dist.all_reduce, meeting)
         action = timed(checked.run, me.device, before=meet)

@@ -329,10 +329,9 @@ class Training:
         DistributedDataParallel
             The wrapped model.
         """
-        # `use` makes the model's forward call DDP. DDP wraps and calls a module `_Inside`,
-        # which keeps the forward that the model has when `_Inside` is made. That must be the
-        # model's own forward, not the DDP of an earlier `wrap`. So the own forward is
-        # remembered at the first call of `wrap`, and put back at each call.
+        # An earlier `wrap` has made the model's forward call its DDP. The new DDP must call
+        # the model's own forward, and not that DDP. So the own forward is remembered at the
+        # first `wrap`, and put back at each later one.
         if self._forward_before_ddp is None:
             self._forward_before_ddp = self.model.forward
         self.model.forward = self._forward_before_ddp
@@ -343,10 +342,13 @@ class Training:
         fixed_options: dict[str, Any] = {
             "device_ids": device_ids,
             "init_sync": synchronize,
+            # The key is "broadcast_buffers", or its name in later versions of torch.
             SYNC_BUFFERS: synchronize,
         }
+        # DDP wraps this module, which keeps the forward that the model has now.
         inside = _Inside(self.model)
         ddp = DistributedDataParallel(inside, **fixed_options, **options)
+        # From here on the model's forward calls this DDP.
         return self.use(ddp)
 
     def use(self, ddp: DistributedDataParallel) -> DistributedDataParallel:
