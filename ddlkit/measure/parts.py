@@ -92,8 +92,8 @@ def rank_counts(here: Here) -> list[int]:
     if not here.on_gpu:
         return [2]
     # With fewer than two GPUs the result is still [2], and not [1]: a single rank has
-    # nobody to send to. `Needs.offer` then refuses the point and says what the machine
-    # lacks. With exactly two GPUs the set has a single number.
+    # nobody to send to. `Needs.offer` then refuses the measurement between two ranks and
+    # says what the machine lacks. With exactly two GPUs the set has a single number.
     return sorted({2, torch.cuda.device_count()} - {0, 1})
 
 
@@ -433,8 +433,10 @@ def collectives(
     budget : Budget
         How long to measure each size of each collective.
     link : str, optional
-        One of ``"loopback-p2"``, ``"one-rank"`` and ``"gloo-cuda-p2"``. An empty string
-        stands for the link that joins the devices.
+        What can be measured on a machine with one device: ``"loopback-p2"`` for two ranks
+        on the processor, ``"one-rank"`` for a rank on the device that sends to itself, and
+        ``"gloo-cuda-p2"`` for two ranks whose gloo sends tensors that lie on a GPU. An
+        empty string stands for the link that joins the devices.
     collectives : sequence of str, optional
         Names of collectives.
     sizes : sequence of int, optional
@@ -462,7 +464,8 @@ def collectives(
         delay.
     """
     in_lab = bool(rate)
-    # NCCL sends between GPUs. In a lab, and over the other links of `_LINKS`, gloo does.
+    # NCCL sends between GPUs, and from a GPU to itself. In a lab, and over the other two
+    # links, gloo does.
     on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
     # Outside of a lab nothing is measured twice.
     if not in_lab:
@@ -496,7 +499,8 @@ def collectives(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
         # The session asks `left` whether the point is done. `run` asks the same function
-        # what to measure.
+        # what to measure, and only when the point is measured, so that it reads the table
+        # as it is then.
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
@@ -575,11 +579,11 @@ def _measure_lacking(
 ) -> pd.DataFrame:
     """Measure each collective at the sizes that its table lacks, and return the rows.
 
-    ``to_measure`` returns the collectives by missing sizes. ``make_settings`` takes the
-    names of collectives and their sizes. ``estimate_s`` is the expected duration of
-    each launch of the ranks ``members``.
+    ``to_measure`` reads the table, and returns the collectives by missing sizes.
+    ``make_settings`` takes the names of collectives and their sizes. ``estimate_s`` is the
+    expected duration of each launch of the ranks ``members``.
     """
-    # At least one frame follows, because a point with nothing left is not measured.
+    # At least one frame follows, because the session calls this only if sizes are missing.
     frames = []
     # A launch of ranks takes seconds. Collectives that lack the same sizes share one.
     for sizes, names in to_measure().items():
@@ -858,9 +862,9 @@ def _train(
 ) -> Tables:
     """Make the settings, run the job that trains, and return its tables.
 
-    A point calls this when it is measured. The settings are made only then, because they
-    may depend on tables that other points leave. ``members`` are the ranks, which are
-    expected to take ``estimate_s`` seconds.
+    A point, which is a measurement with tables of its own, calls this when it is measured.
+    The settings are made only then, because they may depend on tables that other points
+    leave. ``members`` are the ranks, which are expected to take ``estimate_s`` seconds.
     """
     settings = make_settings()
     return members.run(training.training_job, settings, estimate_s)

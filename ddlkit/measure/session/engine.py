@@ -90,12 +90,13 @@ def run_session(
     ignore_load : bool, optional
         Whether to measure although others use the GPU.
     pack : Path, optional
-        A file that holds the whole recording at any time, and from which the session
+        An archive that holds the whole recording at any time, and from which the session
         continues.
     remark : str, optional
         A remark for all stamps.
     pack_tables : bool, optional
-        Whether all tables of a schema are put into one file at the end.
+        Whether all tables of a schema are put into one file at the end. This has nothing
+        to do with the archive ``pack``.
     strict : bool, optional
         Whether the session fails at its end if a point failed, was killed, ran out of
         memory or was measured in part. A point that is unavailable here, or for which
@@ -129,10 +130,14 @@ def run_session(
             machine={**sessions.this_machine(), "name": name},
             remark="; ".join(text for text in (remark, in_use) if text),
         )
+        # `pack_if_due` writes the recording into the archive again, if the last time was
+        # `PACK_PERIOD_S` ago. Without an archive it does nothing.
         with packing(out, pack) as pack_if_due:
             tables.refuse_other_machines(out, name)
             session = _Session(
                 _Worker(make, out, origin),
+                # No point starts after the deadline. The budget is only compared with the
+                # budget that would be enough.
                 budget_s=budget_s,
                 deadline_s=deadline_s,
                 isolate=isolate,
@@ -354,7 +359,7 @@ class _Session:
         return True
 
     def _to_measure(self, sections: _Sections) -> _Sections:
-        """Return the rows of the points that are to be measured, in their order.
+        """Return the rows of the points that are not measured yet, in their order.
 
         ``sections`` has the rows of all points, as they follow from the tables that exist.
         These rows are kept in ``rows`` and saved. If the tables of a point exist, its row is
@@ -364,8 +369,8 @@ class _Session:
         # Opening and closing points only serve the points of the body. A point that this
         # machine can only refuse, such as one for two GPUs where there is one, is expected
         # to take 0 s. If all pending points are such, nothing is measured, so nothing needs
-        # to be measured before or after. A point whose table is damaged has failed and is not
-        # pending, because it is not measured either.
+        # to be measured before or after. A point whose table is damaged is not measured
+        # either, and its row says failed instead of pending.
         pending = [row for row in body if row.outcome == sessions.PENDING]
         if not any(row.estimate_s > 0 for row in pending):
             opening = []
@@ -374,7 +379,8 @@ class _Session:
         for row in (*opening, *body, *closing):
             self.rows[row.key] = _with_earlier_outcome(row, earlier.get(row.key))
         self._save()
-        # Points whose table is damaged are missing, too: the user has to be told of them.
+        # Points whose table is damaged are returned, too, so that the user is told of them
+        # when their turn comes. `_measure_in_time` does not begin them.
         missing = [row for row in body if row.outcome not in HAVE_TABLES]
         present = [row.key for row in body if row.outcome in HAVE_TABLES]
         if present:
@@ -445,8 +451,9 @@ class _Session:
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        # Vitals explain times. If earlier sessions have measured all points, or if none
-        # can be measured, this session has no times, and saves no table of vitals.
+        # Vitals explain times. No table of them is saved while no row has a time, as where
+        # no point can be measured. The row of a point that an earlier session measured has
+        # the time that it took then.
         has_times = any(row.seconds for row in self.rows.values())
         if len(sampled) and has_times:
             number = self.worker_here.session_number
@@ -501,8 +508,7 @@ class _Session:
             return ""
         # The same budget again is of no use for a point that is longer than the budget. The
         # advised budget has `RESERVE` times its expected duration, because a point may take
-        # longer than expected. So has `reserved_s`, for the points that are measured after
-        # all others.
+        # longer than expected. `reserved_s` is `RESERVE` times as long as expected already.
         enough_s = math.ceil(RESERVE * max(estimates_s) + reserved_s)
         if self.budget_s < enough_s:
             return (
@@ -836,7 +842,8 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     Yields
     ------
     callable
-        Takes nothing, and packs if `PACK_PERIOD_S` have passed since the last time.
+        Takes nothing, and writes the archive again if `PACK_PERIOD_S` have passed since
+        the last time.
 
     Raises
     ------
@@ -855,9 +862,9 @@ def packing(out: Path, file: Path | None) -> Iterator[Callable[[], None]]:
     due_s = time.monotonic() + PACK_PERIOD_S
 
     def pack_if_due() -> None:
-        """Pack if the time ``due_s`` has come, and set the next time.
+        """Write all tables in ``out`` into the archive again, if the time ``due_s`` has come.
 
-        A failure is printed, and does not end the session.
+        This also sets the next time. A failure is printed, and does not end the session.
         """
         nonlocal due_s
         if time.monotonic() < due_s:
