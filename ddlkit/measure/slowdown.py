@@ -110,7 +110,8 @@ def slowdown_job(me: Rank, settings: SlowdownSettings) -> Iterator[Tables]:
     """
     name = settings.network
     with compute_on(f"{name} beside all-reduces", me.device, PRECISION):
-        # All ranks have equal first weights, which DDP is not asked to send.
+        # `Training.wrap` keeps DDP from sending the first weights of rank 0 to the other
+        # ranks. The seed makes the first weights of all ranks equal.
         torch.manual_seed(0)
         training = known(name, settings.batch, me.device, PRECISION)
         yield from slowdown_rounds(
@@ -238,8 +239,8 @@ class _TrainingAndMessages:
             send_nothing(ddp)
             self._warm_up(ddp)
         # Seconds of an iteration without messages, the sum of its phases, of the slowest
-        # rank. DDP does nothing in this iteration, not even fill its bucket. `slowest` takes
-        # and returns an array, here of one number.
+        # rank. By default `_phases` trains in the DDP of one bucket, and keeps it from filling
+        # this bucket. `slowest` takes and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         # Each size gets a buffer, and so many messages that some are under way during the
@@ -273,7 +274,8 @@ class _TrainingAndMessages:
         size of the buffer in bytes.
         """
         # A pilot run shows how long a message takes while this process trains. It has as
-        # many messages as the limits of number and of bytes allow, but at least two.
+        # many messages as the limits of number and of bytes allow, but at least two, which
+        # is a choice and not measured.
         pilot_count = max(2, min(PILOT_MESSAGES, PILOT_BYTES // size))
         # The first of two runs also warms up. The longer one counts: it gives the
         # smaller number of messages, so that a round does not take too long.
@@ -297,9 +299,10 @@ class _TrainingAndMessages:
         # gradients are copied into one buffer, as if they shared one bucket.
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
-        phases_alone_s: list[Floats] = []
-        # For each size: phases alone, messages alone, then both at the same time. A message
-        # has the mean time of all `count` messages, which follow one another.
+        phases_alone_s: list[Floats] = []  # each of shape (3,)
+        # For each size are timed: the phases of an iteration (forward, backward and update)
+        # alone, messages alone, and then both at the same time. A message has the mean time
+        # of all `count` messages, which follow one another.
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
             alone_s = slowest([self._time_messages(buffer, count)])[0]
@@ -429,8 +432,8 @@ class _Sending:
         # Two marks: when the first message is posted, and when the last one has arrived.
         self._marks = Marks(me.device)
         self._works: list[Any] = []
-        # On CUDA the marks say whether the last message has arrived. Elsewhere a future,
-        # which `_mark_end` sets, says when its callback has added the second mark.
+        # With gloo, `_mark_end` puts a future here, which is complete once the second mark
+        # was made. On CUDA it stays None, because the mark can be asked (`Marks.reached`).
         self._end_marked: Any = None
         self._failure: Exception | None = None
         if while_training is None:
@@ -483,9 +486,11 @@ class _Sending:
         # A message could not be posted.
         if self._failure:
             return True
-        # The last mark is the arrival of the last message.
+        # On CUDA the last mark is an event, which the GPU reaches when the last message has
+        # arrived.
         if self._device.type == "cuda":
             return self._marks.reached()
+        # gloo makes the last mark only at the arrival, and then completes this future.
         return bool(self._end_marked.done())
 
     def seconds(self) -> float:

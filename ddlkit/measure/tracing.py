@@ -81,7 +81,8 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
     with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, accumulate=1, me=me, notes=notes)
         _refuse_unused_parameters(training, settings.model)
-        # As in a user's own training, DDP sends the first weights and the buffers of rank 0.
+        # As in a user's own training, DDP sends the first weights and the buffers of rank 0,
+        # and gloo has two threads, where the ranks of this library have one by default.
         training.wrap(synchronize=True, process_group=process_group_of_users(me))
         # This iteration shows whether DDP takes part at all. The profiler's warm-up
         # follows.

@@ -122,6 +122,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
         ranks, and ``compute_s`` is the median of these. ``exposed_communication_s`` is
         ``iteration_s`` less ``compute_s``, and includes copies of gradients into and
         out of buckets. ``copy_s_per_byte`` is the time of such a copy alone.
+        ``predicted`` names the table of predictions that were made for these cases: it has
+        the first digits of the table's hash, and is empty without such a table.
 
         ``buckets`` has the bytes that were asked for and those that DDP made.
 
@@ -136,7 +138,8 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     """
     _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):
-        # All ranks have equal first weights, which DDP is not asked to send.
+        # `Training.wrap` keeps DDP from sending the first weights of rank 0 to the other
+        # ranks. The seed makes the first weights of all ranks equal.
         torch.manual_seed(0)
         network = networks.build(settings.network).to(me.device)
         labels = {
@@ -481,8 +484,11 @@ class _PlannedTraining:
                 "processor_load": usage.busy,
                 # Whether the processor, and not the link, may have set the pace.
                 "processor_limited": usage.limited,
+                # The shares of the cores' time that other virtual machines took, and that
+                # other programs spent in user code.
                 "stolen": usage.stolen,
                 "others": usage.others,
+                # Whether one of these two shares is above its limit.
                 "disturbed": usage.disturbed,
             }
         )
