@@ -270,7 +270,8 @@ class Advice:
         """
         default = self.options[DEFAULT]
         # ``long_run_s`` has random draws of the mean of many iterations, and draw b of both
-        # options has the same cost and contention. So each draw gives a gain.
+        # options has the same cost and contention. So each draw gives a gain. A rounding
+        # error below 0 would count as slower.
         gain_draws = _without_rounding_errors(
             1 - option.long_run_s / default.long_run_s
         )
@@ -279,6 +280,8 @@ class Advice:
             gain_draws = gain_draws + self._measurement_error(
                 option, gain_draws, rounds, iterations_per_round
             )
+        # The gain is that of the two predicted iterations (`Option.seconds`). The draws only
+        # say how uncertain it is.
         return Gain(
             share=self._share(option),
             interval=interval(gain_draws).tolist(),
@@ -561,13 +564,13 @@ def _option(
     scatter : ndarray, shape (n,)
         The times of successive iterations of one worker, each divided by their median.
     """
-    # Iterations of two plans that are measured in turn follow each other at once. Compute
-    # changes slowly, so both share most of the change. For their comparison, only the
-    # differences between successive iterations count. A difference of two independent times
-    # scatters more than one time, by the square root of two, by which it is divided. The
-    # scatter of steady compute is a single 1, so it has no differences. Two times have a
-    # single difference, which shows no scatter.
-    if len(scatter) > 2:
+    # `paired_scatter` has factors about 1 as `scatter` does, but without slow changes of
+    # compute. Iterations of two plans that are measured in turn share most of such a change,
+    # because they follow each other at once. So do successive iterations here, and their
+    # differences show what is not shared. The difference of two independent times scatters
+    # more than one time, by the square root of two, and is divided by it. To show scatter,
+    # it takes two differences, and so three times. Steady compute has a single factor of 1.
+    if len(scatter) >= 3:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:
         paired_scatter = scatter

@@ -175,8 +175,9 @@ class Calibration:
         Raises
         ------
         UserError
-            If messages were sent step by step. The messages of training are the
-            library's own, so times of other algorithms do not calibrate them.
+            If the table has collectives whose algorithm was carried out by sending its
+            steps one by one. Training calls the collectives of a library, which can take
+            other times.
 
         Examples
         --------
@@ -289,7 +290,8 @@ class Calibration:
             # None stands for a contention that was not measured.
             messages = replace(messages, contention=self.contention.get(slowdown_key))
         if case.sparse:
-            # The time to select elements is part of the workload of a case.
+            # No `selecting` is given, because the workload of a case includes the time to
+            # select the elements that are sent.
             return messages.sparse(case.density)
         return messages
 
@@ -383,6 +385,7 @@ def _costs_by_form(
     ``rows`` are of one collective on one link. The form `UNFITTED` is left out if the link
     has no limit.
     """
+    # Only the cost is used, so it is not fitted to bootstrap resamples (draws), too.
     costs_by_form = {
         form: _fitted(rows, form, draws=0).cost for form in forms if form != UNFITTED
     }
@@ -515,9 +518,9 @@ def software_at_once(samples: pd.DataFrame) -> float:
     -----
     The speed-up of several messages in flight over one at a time shows how much of the
     software runs in parallel. The times also contain time of the link, which is not
-    subtracted. The result is the median speed-up over sizes, for the number of messages in
-    flight with the largest median: too few of them would not use the processor as well as
-    possible.
+    subtracted. Each number of messages in flight has a median speed-up over sizes, and the
+    result is the largest of these. With too few messages in flight, the speed-up is smaller
+    than the processor allows.
     """
     # One row for each size, one column for each number of messages in flight. The times
     # are means per message, also with several in flight.
@@ -758,9 +761,10 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
 def _medians_by_session_s(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the median times in seconds, a row for each session and a column for each size.
 
-    The halves of a single session take the place of sessions. ``rows`` has a row for each
-    sample, with the columns "bytes", "seconds" and "session". A median is missing where a
-    session lacks a size.
+    The drift between sessions is estimated from the differences between the rows. A single
+    session would have one row only, so its first and second half take the place of sessions.
+    ``rows`` has a row for each sample, in the order of measurement, with the columns
+    "bytes", "seconds" and "session". A median is missing where a session lacks a size.
     """
     if rows["session"].nunique() > 1:
         session_or_half = rows["session"]
