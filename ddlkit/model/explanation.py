@@ -270,7 +270,8 @@ def explain(
         The numbers of the iterations to judge, which the explanation is about. All are
         replayed in any case. By default all are judged.
     reference : MessageCost, optional
-        What messages cost between as many ranks on the idle machine.
+        What messages cost between as many ranks on the idle machine. It has no effect on the
+        trace of one rank.
 
     Returns
     -------
@@ -291,9 +292,9 @@ def explain(
     traces = [rank_trace(read_trace(path)) for path in paths]
     if len(traces) == 1:
         return bounds(traces[0], iterations)
-    # The start-up of a message, 0 if it is not known. From it follows what messages that
-    # were under way together would have taken alone, because they share the link but not
-    # their start-ups.
+    # The start-up of a message, 0 if it is not known. `training_of` needs it where messages
+    # were under way together, to compute what each would have taken alone: they shared the
+    # link, but not their start-ups.
     startup_s = 0.0
     if reference is not None:
         # A fitted line can have a start-up below 0.
@@ -380,12 +381,13 @@ class Comparison:
     def interval_s(self, gains_s: Floats) -> tuple[float, float]:
         """Return the bootstrap interval of the median gain, of nominal coverage `LEVEL`.
 
-        ``gains_s`` is what each judged iteration gains in seconds, shape (J,), or what it gains
-        in each of the bootstrap samples, shape (SAMPLES, J). The ends are also in seconds. The
-        interval is for the median of many iterations like these. The median of a few further
-        iterations scatters more.
+        ``gains_s`` is what each judged iteration gains in seconds, shape (J,). Where gains rest on
+        a cost of messages that is fitted anew to each bootstrap sample, ``gains_s`` has what each
+        judged iteration gains by each of these fits, shape (SAMPLES, J). The ends are also in
+        seconds. The interval is for the median of many iterations like these. The median of a few
+        further iterations scatters more.
         """
-        # If all samples have the same gains, these are repeated for each sample.
+        # Gains that do not rest on a fit are the same for each sample.
         gains_of_samples_s = np.broadcast_to(gains_s, self.resamples.shape)
         # Each row has the gains of the iterations that are in one bootstrap sample.
         drawn_s = np.take_along_axis(gains_of_samples_s, self.resamples, axis=1)
@@ -520,7 +522,8 @@ def explanation(
     Parameters
     ----------
     training : TracedTraining
-        The traces of all ranks, put together.
+        The traces of all ranks, put together. With a ``reference``, give `training_of` the
+        start-up of that reference.
     iterations : sequence of int, optional
         The numbers of the iterations to judge, which the explanation is about. By default
         all are judged.
@@ -553,8 +556,8 @@ def explanation(
         costs: _Costs | None = _Costs(reference)
     else:
         # Messages that are in flight together share the link, but not their start-ups. So the
-        # time that each would take alone depends on the start-up, which is fitted here,
-        # because there is no reference that tells it.
+        # time that each would take alone depends on the start-up. The start-up of a reference
+        # is in ``training`` already. Without a reference, it is fitted here.
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
             # The times of messages have changed, so the iterations are replayed anew.
@@ -611,8 +614,8 @@ def _causes_of_all_ranks(
     for name, removal in _removals(training, cost).items():
         gains_s = compared.gains_s(removal(training.schedule))
         # The interval of a gain that rests on a fitted cost allows for the uncertainty of
-        # the fit. It takes the gains by the fits to the bootstrap samples of iterations.
-        # They are None if the cost was not fitted but given.
+        # the fit. It is made from the gains by the costs that are fitted to bootstrap
+        # samples of the iterations. They are None if the cost was not fitted but given.
         by_sample_s = None
         if costs and name in REST_ON_COST:
             # Returns what iterations gain without this cause, for a given cost.
@@ -627,9 +630,9 @@ def _gains_without_s(
 ) -> Floats:
     """Return what judged iterations gain without start-up or without bandwidth, in seconds.
 
-    The J judged iterations are those that the explanation is about. The result has the
-    shape (J,): by how much the replay of each iteration as it was traced, in ``compared``,
-    takes longer than its replay without the cause.
+    The J judged iterations are those that the explanation is about. ``compared`` has their
+    replays without a change. The result, shape (J,), is by how much each of these takes
+    longer than the replay of the same iteration without the cause.
 
     ``name`` is that of the cause, "start-up" or "bandwidth". ``cost`` is the time of a
     message by its size. It decides which part of a message's time is start-up, and which is
@@ -667,9 +670,9 @@ def _refuse_large_lags(compared: Comparison) -> None:
     """Raise UserError if iterations would change much if no rank had a lag.
 
     A lag is the time from the end of a message until a rank that waits for it goes on. The
-    replay takes the lags from the trace. So they contain everything that goes on between
-    ranks and that the replay does not model, and the replay is exact all the same. Large
-    lags show that it leaves much out.
+    replay copies the lags from the trace, with everything between ranks that it does not
+    model. So it reproduces an iteration even where its model is wrong, and a small error of
+    the replay does not show that the model is right. Large lags show that it leaves much out.
     """
     if compared.lag_share > MOST_LAG:
         raise UserError(
@@ -852,17 +855,17 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     -----
     Between two instants at which ranks wait for each other, the phases may take this rank
     longer in total than they take the other ranks in the median. This excess is taken off
-    those segments in which the rank is slower than the median of the others in the segment, in
-    proportion to how much slower it is there. Not every segment is cut to the median of the
-    others. Chance makes any rank the slowest one in some segments, and this would remove more
-    than the delay.
+    those segments in which the rank is slower than the median of the others. Each of them
+    loses the same share of the difference. To cut every such segment to the median of the
+    others would remove more than the delay, because chance alone makes any rank slower in
+    some segments.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
     # Work in seconds, shape (I + 1, R, S). A round lasts from the last wait of an iteration
     # to the last wait of the next one. Work is compared by rounds and not by iterations,
-    # because ranks go on from the last wait into the next iteration without waiting. So
-    # work before and after the end of an iteration can make up for each other.
+    # because ranks go on from the last wait into the next iteration without waiting. So a
+    # rank that is slow before the end of an iteration can make up for it behind this end.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
@@ -874,7 +877,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
         shorter_s[:, rank, chosen] = _without_excess_s(
             own_s=rounds_s[:, rank][:, chosen],
             # `other_s` decides in which segments work is taken off, and `other_total_s` how
-            # much in all.
+            # much in all. The median of totals is not the total of the medians.
             other_s=np.median(others_s, axis=1),
             other_total_s=np.median(others_s.sum(axis=2), axis=1),
         )
@@ -896,16 +899,18 @@ def without_delays(schedule: Schedule) -> Schedule:
         least in it, between two instants at which ranks wait for each other.
     """
     # The work by rounds, shape (I + 1, R, S) for I iterations of R ranks with S segments. A
-    # round lasts from the last wait of an iteration to the last wait of the next one, so that
-    # a part of a round is left before the first of these waits and behind the last. Ranks do
-    # not wait at the end of an iteration: a rank that is slow before this end and quick
-    # behind it delays nobody. Work is therefore compared by rounds, and not by iterations.
+    # round lasts from the last wait of an iteration to the last wait of the next one. Work is
+    # compared by rounds and not by iterations, because ranks do not wait for each other where
+    # one iteration ends and the next one begins. I iterations have I + 1 rounds, because the
+    # first one begins without such a wait, and the last one ends without it.
     rounds_s = _in_rounds(schedule)
     shorter_s = rounds_s.copy()
     phase_of_segment = np.array([segment.phase for segment in schedule.segments])
     # Work after a wait of all ranks cannot make up for work before it, so each stretch
-    # of segments between two waits is shortened by itself.
+    # of segments between two waits is shortened by itself. The first stretch of a round has
+    # the segments behind the last wait of an iteration, and those that begin the next one.
     for stretch in _stretches(schedule):
+        # Each phase has a quickest rank of its own, which is a choice.
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
             shorter_s[:, :, chosen] = _as_quick_as_quickest_s(rounds_s[:, :, chosen])
@@ -918,8 +923,8 @@ def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
     ``work_s`` is how long each rank works in each segment of a phase, in seconds. The first
     axis has the rounds (`_in_rounds`), the second one the ranks, and the third one the
     segments. The quickest rank of a round is the one that works least in these segments
-    together. The others are made faster in segments in which they are slower than it, until
-    they work as long as it does in all of them. The result has the same shape.
+    together. Each other rank is made faster in segments in which it is slower than the quickest
+    one, until both have the same total over all segments. The result has the same shape.
     """
     shorter_s = work_s.copy()
     # How long each rank works in all segments, shape (rounds, R).
@@ -928,8 +933,8 @@ def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
     rounds = np.arange(len(work_s))
     quickest_s = work_s[rounds, totals_s.argmin(axis=1)]
     for rank in range(work_s.shape[1]):
-        # The total is passed as well, because it need not be the sum for other callers, which
-        # compare with medians.
+        # The total is the sum of `other_s` here. It is passed because `without_delay` passes
+        # medians, whose sum is not the median of the totals.
         shorter_s[:, rank] = _without_excess_s(
             own_s=work_s[:, rank],
             other_s=quickest_s,
@@ -952,17 +957,17 @@ def _in_rounds(schedule: Schedule) -> Floats:
     A round lasts from the last wait of an iteration to the last wait of the next one. It
     has the work behind the last wait of the earlier iteration, such as the update, and the
     work of the later iteration up to its last wait. Behind the last wait of an iteration,
-    ranks go on into the next one without waiting for each other. So work of both iterations
-    in the same round can make up for each other. The first round has no work of an earlier
-    iteration, and the last round none of a later one.
+    ranks go on into the next one without waiting for each other. So a rank that is slow in the
+    one part of a round can make up for it in the other. The first round has no work of an
+    earlier iteration, and the last round none of a later one.
     """
     # For each segment, whether it lies behind the last wait.
     behind = _behind_last_wait(schedule)
     n_iterations, n_ranks, n_segments = schedule.work_s.shape
     rounds_s = np.zeros((n_iterations + 1, n_ranks, n_segments))
-    # Iteration i ends in round i, and its work behind the last wait is in round i + 1.
-    rounds_s[1:, :, behind] = schedule.work_s[:, :, behind]
+    # Round i ends at the last wait of iteration i, whose work behind it is in round i + 1.
     rounds_s[:-1, :, ~behind] = schedule.work_s[:, :, ~behind]
+    rounds_s[1:, :, behind] = schedule.work_s[:, :, behind]
     return rounds_s
 
 
@@ -976,13 +981,13 @@ def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
 
 
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
-    """Return the stretches of segments between waits, each as a mask of shape (S,).
+    """Return the stretches into which waits divide an iteration, as masks of shape (S,).
 
-    A segment is some work and then perhaps a wait for a message. A stretch is some segments
-    without a wait, and all segments with a wait that follow them directly. There are several
-    of these where ranks copy one bucket after the other, and wait for each. The segments
-    behind the last wait belong to the first stretch, because ranks go on from them into the
-    next iteration without a wait.
+    A segment is some work and then perhaps a wait for a message. A stretch begins with segments
+    without a wait, and ends with the segments with a wait that follow them directly. Several
+    segments with a wait follow one another where ranks wait for each bucket and copy it. The
+    segments behind the last wait belong to the first stretch, because ranks go on from them
+    into the next iteration without a wait.
     """
     stretch = 0
     stretch_of_segment = []
@@ -1004,20 +1009,21 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
 
 
 def _without_excess_s(own_s: Floats, other_s: Floats, other_total_s: Floats) -> Floats:
-    """Return the work of a rank, made so short that its total is what others take.
+    """Return the work of a rank without the excess of its total over that of others.
 
     Work is in seconds, with a row for each round (`_in_rounds`) and a column for each of
     some segments. That of the rank is ``own_s``, and that of the others, such as their
     median, is ``other_s``. ``other_total_s``, with one value for each round, is how long
     others work in all these segments together. It need not be the sum of ``other_s``: the
-    median of totals is not the total of medians. The rank is made faster only in segments
-    in which it is slower than the others, and in each of them by the same share of the
+    median of totals is not the total of medians. The excess is taken off only in segments
+    in which the rank is slower than the others, and in each of them by the same share of the
     difference. The result has the shape of ``own_s``.
     """
     slower_by_s = np.maximum(own_s - other_s, 0.0)
     all_slower_by_s = slower_by_s.sum(axis=1)
-    # No more can be taken off than the rank is slower in single segments. That is less than
-    # the excess if `other_total_s` is far enough below the sum of `other_s`.
+    # The excess can be longer than the differences in all slower segments together, because
+    # `other_total_s` can be less than the sum of `other_s`. No more than these differences is
+    # then taken off, and the total of the rank stays above `other_total_s`.
     excess_s = np.clip(own_s.sum(axis=1) - other_total_s, 0.0, all_slower_by_s)
     # The share is 0, and not 0 / 0, where the rank is slower in no segment.
     share = np.divide(
@@ -1055,7 +1061,7 @@ def _removals(
         # How much of each message can be start-up, shape (K,). It is infinite for messages
         # that do not carry gradients: these are start-up as a whole, however long they take.
         most_startup_s = _most_startup_s(training, cost)
-        # What exceeds the start-up of a message is the time of its bytes.
+        # What a message takes beyond this limit is the time of its bytes.
         bytes_s = np.maximum(training.schedule.message_s - most_startup_s, 0.0)
         removals["start-up"] = partial(_without_startup, most_startup_s=most_startup_s)
         removals["bandwidth"] = partial(_without_bytes, bytes_s=bytes_s)
@@ -1125,8 +1131,8 @@ def _gains_by_rank_s(training: TracedTraining, compared: Comparison) -> Floats:
 
     Judged iterations are those that the explanation is about. There are J of them, and
     each is compared with its own replay without a change. One of the R ranks at a time is
-    made no slower than the median of the others, by its work in all phases added up. The
-    gains are in seconds.
+    made faster: the sum of its work in all phases becomes no longer than the median of this
+    sum over the other ranks (`without_delay`). The gains are in seconds.
     """
     schedule = training.schedule
     gains_s = [
@@ -1223,12 +1229,13 @@ def _straggler(
 
 
 def _advice_to_judge(late: np.ndarray) -> str:
-    """Return how to judge late iterations alone, "" if too few iterations are late.
+    """Return the advice to explain late iterations alone, "" if too few iterations are late.
 
-    Judged iterations are those that the explanation is about. ``late`` has the numbers of the
-    iterations in which a rank is late.
+    The result continues a sentence of `_straggler`, such as "rank 3 is late in 5 of 20
+    iterations", and so begins with its full stop. ``late`` has the numbers of the iterations in
+    which the rank is late.
     """
-    # With fewer judged iterations, no rank is called a straggler.
+    # From fewer iterations, no rank is called a straggler.
     if len(late) < LEAST_JUDGED:
         return ""
     which = "its late iterations"
@@ -1355,10 +1362,11 @@ def _gains_by_sample_s(
 ) -> Floats | None:
     """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
 
-    A bootstrap sample has J of the J judged iterations, drawn with replacement, and a cost of
-    its own that is fitted to their messages. A gain is that by a change, such as a removed
-    cause, in each of the J iterations. ``gains_by_cost`` returns these gains, shape (J,), if
-    messages have the cost that it is given. The result is None if the cost was not fitted.
+    A bootstrap sample has J iterations, drawn with replacement from the J judged ones. Only the
+    cost that is fitted to their messages counts here. A row of the result is for one such cost.
+    It has what each of the J judged iterations, drawn or not, gains by a change, such as the
+    removal of a cause. ``gains_by_cost`` returns these gains, shape (J,), for a given cost. The
+    result is None if the cost was not fitted.
 
     To replay the iterations with the cost of every sample would take a minute. They are
     replayed with a few of these costs only. The gain of an iteration is then taken as
@@ -1481,8 +1489,8 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if costs is None:
         return
-    # Returns what iterations gain for a given cost of messages. The interval takes the gains by
-    # the costs that are fitted to bootstrap samples of the iterations.
+    # Returns what iterations gain if messages have a given cost. The interval of the remedy is
+    # made from the gains by each cost that is fitted to a bootstrap sample of the iterations.
     gains_by_cost = partial(_gains_of_link_s, training, compared)
     yield compared.remedy(
         "a link of twice the rate",
@@ -1504,16 +1512,16 @@ def _gains_of_link_s(
     schedule = training.schedule
     current_s = schedule.message_s
     if schedule.in_flight > 1:
-        # Messages that share a link do not share it quite equally. So what they took together
-        # is known better than what each of them took. `costed_messages_s` shares out the time
-        # that the messages of backward, which carry the gradients, took together, according
-        # to their cost. They are changed in a copy, because the schedule is used again below.
+        # Messages that are in flight together do not share the link quite equally. So the sum
+        # of their times is more certain than the single times. `costed_messages_s` divides the
+        # sum over the messages of backward, which carry the gradients, according to their
+        # cost. They are changed in a copy, because the schedule is used again below.
         current_s = current_s.copy()
         in_backward = of_backward(training)
         sizes = training.message_bytes[in_backward]
         current_s[:, in_backward] = costed_messages_s(training, cost, sizes)
-    # What exceeds the start-up of a message is the time of its bytes. The start-up is infinite
-    # for a message that counts as start-up alone.
+    # What a message takes beyond the most start-up that it can have is the time of its bytes.
+    # This limit is infinite for a message that counts as start-up alone, which has no such time.
     bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
     now_s = schedule.with_messages(current_s).replay().iteration_s
     then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
@@ -1545,8 +1553,9 @@ def _bucket_remedies(
     by_gain = sorted(medians_s, key=lambda setting: -medians_s[setting])
     for setting in by_gain[:MOST_BUCKETS]:
         if medians_s[setting] > 0:
-            # Returns what iterations gain for a given cost of messages. The interval takes
-            # the gains by the costs that are fitted to bootstrap samples of the iterations.
+            # Returns what iterations gain if messages have a given cost. The interval of the
+            # remedy is made from the gains by each cost that is fitted to a bootstrap sample
+            # of the iterations.
             gains_by_cost = partial(
                 _gains_of_plan_s, buckets, plans[setting], compared.judged
             )
