@@ -127,24 +127,18 @@ class Buckets:
         # to their bytes, which gives the shape (I, R, G).
         copied_s = old_s[:, :, backward.copying].sum(axis=2)
         copies_s = copied_s[:, :, None] * n_bytes / n_bytes.sum()
-        # The segments of backward end with G posts, a mark where its compute ends, G waits, and
-        # a mark where copying ends. Their work lies before these.
-        return np.concatenate(
-            [
-                # The segments before backward.
-                old_s[:, :, : backward.posting.start],
-                # Before the G posts, and before the first mark.
-                until_post_s,
-                after_last_post_s[:, :, None],
-                # Before the first wait nothing is copied. The copy of a bucket is the work before
-                # the next wait, and that of the last bucket is the work before the second mark.
-                np.zeros((*copied_s.shape, 1)),
-                copies_s,
-                # The segments behind backward.
-                old_s[:, :, backward.copying.stop :],
-            ],
-            axis=2,
+        # The work of a segment lies before its end. The segments of ``posting`` end with G posts
+        # and the mark where compute ends.
+        posting_s = np.concatenate(
+            [until_post_s, after_last_post_s[:, :, None]], axis=2
         )
+        # Those of ``copying`` end with G waits and the mark where copying ends. A bucket is copied
+        # behind its wait, so its copy is the work of the next segment, and the first has none.
+        no_work_s = np.zeros((*copied_s.shape, 1))
+        copying_s = np.concatenate([no_work_s, copies_s], axis=2)
+        before_s = old_s[:, :, : backward.posting.start]
+        behind_s = old_s[:, :, backward.copying.stop :]
+        return np.concatenate([before_s, posting_s, copying_s, behind_s], axis=2)
 
     def gains_s(self, plan: FusionPlan, judged: np.ndarray) -> Floats:
         """Return what iterations gain by the buckets of ``plan``, in seconds.
@@ -205,13 +199,13 @@ def costed_messages_s(
 
     Notes
     -----
-    In a training, messages can take longer or shorter than their cost. This difference is
-    a factor on their start-ups if these make up most of the cost, and otherwise a factor
-    on the time of their bytes. The other part stays as in the cost. That the larger part
-    takes the whole difference is a choice, not measured. Each iteration has a factor of its
-    own, for all its messages. It follows from what they took together, which is known
-    better than what each of them took, because messages that share a link do not share it
-    quite equally.
+    The cost of messages has two parts: their start-ups, and the time of their bytes. In a
+    training, messages can take longer or shorter than their cost. In each iteration, the part
+    that is larger for the traced messages is multiplied by a factor, with which their cost is
+    the time that they took together. The other part stays. The same factor then multiplies this
+    part of the new messages. That the larger part takes the whole difference is a choice, not
+    measured. The time that messages took together is known better than the time of each,
+    because messages that share a link do not share it quite equally.
     """
     traced = of_backward(training)
     traced_bytes = training.message_bytes[traced]
@@ -255,8 +249,8 @@ def _startups_s(traced: Schedule, message_s: Floats) -> Floats | None:
     """
     if not traced.startups_s.any():
         return None
-    # Every message has the same start-up, except that a shorter message is nothing but
-    # start-up. So the largest start-up is that of all messages.
+    # Every message has the same start-up, except that a message that takes less time than that
+    # is nothing but start-up. So the largest traced start-up is that of every message.
     return np.minimum(traced.startups_s.max(), message_s)
 
 
@@ -299,8 +293,8 @@ class _BackwardSegments:
         of the end of the compute of backward.
     copying : slice
         The segments that end with a wait for a bucket, and the one behind them, which ends
-        with the mark of the end of copying. The work of each is to copy the bucket for which
-        the segment before waits.
+        with the mark of the end of copying. The first one has no work. The work of each further
+        one is to copy the bucket for which the segment before waits.
     messages : slice
         The messages of backward.
     """
@@ -319,10 +313,9 @@ class _BackwardSegments:
         n_messages = sum(is_post)
         first = is_post.index(True)
         first_message = schedule.segments[first].message
-        # A segment is work with a post, a wait or a mark at its end. There are a post for each
-        # message and the mark of the end of compute. Behind them are a wait for each message
-        # and the mark of the end of copying. Each bucket is copied in the work before the next
-        # wait, and the last one in the work before that mark.
+        # With two messages, the segments end with these, one after the other:
+        #   post, post, mark of the end of compute: ``posting``
+        #   wait, wait, mark of the end of copying: ``copying``
         posting = slice(first, first + n_messages + 1)
         copying = slice(posting.stop, posting.stop + n_messages + 1)
         return cls(

@@ -209,9 +209,8 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     Returns
     -------
     TracedTraining
-        The training with other start-ups. The times that its messages would take alone change
-        only if they share the link, and are such that all messages end when they did in the
-        trace.
+        The training with other start-ups. If messages share the link, the times that they would
+        take alone are computed anew from when they ended in the trace. Otherwise they stay.
     """
     schedule = training.schedule
     if schedule.in_flight == 1:
@@ -222,7 +221,10 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
     # When the last rank posted each message and when it ended, by the clock of the first
     # rank, because the clocks of ranks differ. The times alone follow from these instants.
     one_clock = _InOneClock.of(training.traces)
-    ends_s = one_clock.ends_of_messages_s(_taken_s(training.traces))
+    # How long each message took once it could start on the last rank, shape (I, K). This
+    # start and this time give its end for all ranks.
+    taken_s = _taken_s(training.traces)
+    ends_s = one_clock.ends_of_messages_s(taken_s)
     message_s, startups_s = _messages_alone_s(
         one_clock.ready_s, ends_s, startup_s, schedule.in_flight
     )
@@ -249,10 +251,11 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
     lasted_s = first_ended_s.max() - first_posted_s.min()
     for other in others:
         other_posted_s, other_ended_s = _posts_and_ends_s(other)
-        # Let the clock of the other rank be ahead by a. By the first clock, the other rank posts
-        # a message at ``other_posted_s - a``, which is at most ``first_ended_s``. It sees the
-        # end at ``other_ended_s - a``, which is at least ``first_posted_s``. So each message
-        # bounds a. A trace has single faults, hence quantiles and not the maximum and minimum.
+        # Let the clock of the other rank be ahead by a. By the first clock, each message has
+        #   other_posted_s - a <= first_ended_s, so that a >= other_posted_s - first_ended_s
+        #   first_posted_s <= other_ended_s - a, so that a <= other_ended_s - first_posted_s
+        # The largest lower bound and the smallest upper bound count. Quantiles stand for the
+        # maximum and the minimum, because a trace has single faults.
         ahead_at_least_s = np.quantile(
             other_posted_s - first_ended_s, 1 - SHARE_CONTRADICTING
         )
@@ -260,7 +263,7 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
             other_ended_s - first_posted_s, SHARE_CONTRADICTING
         )
         # If the lower bound is above the upper one, no difference of clocks agrees with both.
-        # The difference in the middle misses each bound by half of ``apart_s``.
+        # The best a lies in the middle and misses both by half of ``apart_s``, as the error says.
         apart_s = ahead_at_least_s - ahead_at_most_s
         # During one run, clocks drift apart by a small share of its duration.
         if apart_s > MOST_DRIFT * lasted_s:
@@ -339,9 +342,9 @@ def _refuse_missing_ranks(traces: Sequence[RankTrace]) -> None:
     # Most traces say how many ranks there were, and the others have 0 for it. In any
     # case there were as many as the largest number of a rank says, counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(given) + 1])
-    # At most eight missing ranks are named. Of the first ``len(given) + 8`` numbers, at most
-    # ``len(given)`` have a trace, so that at least eight are missing if there are so many
-    # ranks. A trace with a damaged, very large number of ranks then makes no long list.
+    # At most eight missing ranks are named. They are among the first ``len(given) + 8`` numbers,
+    # of which at most ``len(given)`` have a trace. Further numbers are not tried, because a
+    # damaged trace can state a very large number of ranks.
     first_numbers = range(min(expected, len(given) + 8))
     missing = [str(rank) for rank in first_numbers if rank not in given]
     if missing:
@@ -545,12 +548,13 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
     A segment is a stretch of work. At its end, the rank posts a message, waits for one, or does
-    nothing, which is a mark. A mark ends each phase, and another one ends the compute of backward.
-    A rank waits for the messages of backward behind this compute, and for other messages as soon as
-    it has posted them, or the last of several that are posted together.
+    nothing, which is a mark: the work behind it is of another kind. A mark ends each phase, and
+    another one ends the compute of backward. Behind this compute, a rank waits for the messages of
+    backward. It waits for any other message as soon as it has posted it. If several of these are
+    posted together, it first posts them all.
     """
-    # All iterations of all ranks have the same messages, so any of them tells the messages.
-    # Which of these are posted together follows from all of them (`_waited_at_once`).
+    # All iterations of all ranks have the same messages, so those of one iteration are taken.
+    # `_waited_at_once` finds out from all iterations which messages are posted together.
     iteration = traces[0].iterations[0]
     messages = iteration.messages
     in_backward = [k for k, m in enumerate(messages) if m.in_backward]
@@ -581,8 +585,8 @@ def _broadcasts_of_buffers(
 ) -> tuple[int, ...]:
     """Return the numbers of the messages that send DDP's buffers.
 
-    Rank 0 sends them at the beginning of forward. Broadcasts elsewhere are of other
-    things, such as parameters that an optimizer has sharded, and of other ranks.
+    Rank 0 sends them at the beginning of forward. Broadcasts in other phases send other
+    things, such as parameters that an optimizer has sharded, and can come from any rank.
     """
     return tuple(
         segment.message
@@ -668,7 +672,8 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        # Copies out of buckets fill the whole segments of backward that end after its compute.
+        # A segment of backward that ends later than the compute of backward holds nothing but
+        # copies out of buckets, so all its work counts as copies.
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
@@ -840,7 +845,8 @@ class _InOneClock(NamedTuple):
 
         How far the clock of a rank is ahead is estimated for each iteration. If the estimate is
         wrong, all that the rank does in the iteration is shifted by the same time, its posts as
-        well as the ends that it sees, so that the replay of the trace stays the same.
+        well as the ends that it sees. The lags, from the end of a message to the end that a rank
+        sees, take up the shift, so that the replay still agrees with the trace.
         """
         # When each rank posted a message, when the message could start on it, and when it had
         # ended there, shape (I, R, K, 3).
