@@ -48,6 +48,7 @@ class Contention:
     slowdowns : ndarray, shape (2, k)
         How much longer compute takes while such a message is under way, and how much
         longer such a message takes while something is computed. 0.1 is a tenth longer.
+        Both are medians over the rounds of the measurement.
     draws : ndarray, shape (B, 2, k)
         Both slowdowns, as B bootstrap resamples of the rounds of the measurement give
         them.
@@ -153,8 +154,8 @@ class Contention:
         n_bytes : array_like, shape (G,)
             The sizes of the messages in bytes.
         drawn : int, optional
-            How many draws of both slowdowns to return. By default (0), there are no
-            draws, and the medians are returned.
+            How many of ``draws`` to take at random. By default (0), ``slowdowns`` are taken
+            instead, the medians over the rounds of the measurement.
 
         Returns
         -------
@@ -251,8 +252,8 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     # three: the size of a message, the number of messages, and the round.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
-    # Compute that was timed alone has neither a size nor a number of messages, so only the
-    # round is left.
+    # Compute that was timed alone has 0 bytes and 0 messages in all rounds, so only the
+    # round is left in its index.
     compute_alone = seconds["backward", NOTHING].droplevel(["bytes", "messages"])
     # Tables with a row for each size and a column for each round. The number of messages,
     # which follows from the size, is left out.

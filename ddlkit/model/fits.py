@@ -315,9 +315,9 @@ def burst_left_out(link: str) -> Iterator[str]:
     """Yield a warning if a cost leaves out the burst of the link of its messages.
 
     A link whose rate a token bucket limits saves up tokens while it is idle, and with this
-    burst the next bytes pass at once. A cost says only what a message takes that finds the
-    burst, and not what the next ones take. A table of collectives names its link, so that
-    predictions from it allow for the burst.
+    burst the next bytes pass at once. A cost holds only for a message before which the link has
+    saved up the burst. A message that follows soon finds the burst used up, and takes longer.
+    A table of collectives names its link, so that predictions from it allow for the burst.
 
     Parameters
     ----------
@@ -525,8 +525,8 @@ def _too_slow_by(log_sizes: Floats, log_s: Floats) -> Floats:
 
     ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
     their times. The result has the shape (s - 2,), for all sizes but the first and the
-    last. It is the logarithm of a size's time divided by the longest time that is not too
-    slow, and so above 0 for a size that is too slow.
+    last. It is the logarithm of a ratio: a size's time over the longest time that is not
+    too slow. So it is above 0 for a size that is too slow.
 
     A size is too slow if three things hold. It takes FAR_OFF times as long as a line
     between its neighbours predicts, in the logarithms of size and time. It takes
@@ -553,13 +553,15 @@ def _too_fast_by(log_sizes: Floats, log_s: Floats) -> Floats:
 
     ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
     their times. The result has the shape (s - 2,), for all sizes but the first and the
-    last. It is the logarithm of the shortest time that is not too fast divided by a size's
-    time, and so above 0 for a size that is too fast.
+    last. It is the logarithm of a ratio: the shortest time that is not too fast over a size's
+    time. So it is above 0 for a size that is too fast.
 
     A size is too fast if both neighbours are too slow beside it: the smaller one takes
-    TOO_SLOW times as long, and the larger one TOO_SLOW times as long for each byte. The
-    line between neighbours is of no use here: between sizes that are far apart, it lies far
-    above the times of usual costs.
+    TOO_SLOW times as long, and the larger one TOO_SLOW times as long for each byte. The size
+    is not compared with a straight line between its neighbours, in the logarithms of size and
+    time, as `_too_slow_by` does. The sum of a start-up and a time of bytes bends below such a
+    line, and far below it if the neighbours' sizes are far apart, so that usual times would
+    seem too fast.
     """
     smaller = log_s[:-2]
     inner = log_s[1:-1]
@@ -773,21 +775,21 @@ def doubts_of_units(
     Yields
     ------
     str
-        One warning about all ways to make units. It names those with sizes that were not
-        measured if several ways are compared.
+        At most one warning, about all ways to make units. If several ways are compared, it
+        names each one that has sizes that were not measured.
     """
-    # Only the sizes that were not measured, of the ways to make units that have some.
-    sizes_by_units = {}
+    # For each way to make units that has sizes that were not measured: these sizes.
+    outside_by_units = {}
     for units, n_bytes in bytes_by_units.items():
         outside = _not_measured(measured, np.asarray(n_bytes, dtype=float))
         if outside.size:
-            sizes_by_units[units] = outside
-    if not sizes_by_units:
+            outside_by_units[units] = outside
+    if not outside_by_units:
         return
-    sizes = np.concatenate(list(sizes_by_units.values()))
+    sizes = np.concatenate(list(outside_by_units.values()))
     where = ""
     if len(bytes_by_units) > 1:
-        where = f" (units {', '.join(sizes_by_units)})"
+        where = f" (units {', '.join(outside_by_units)})"
     yield (
         f"messages of {_format_range(sizes.min(), sizes.max())}{where} are outside the "
         f"sizes that were measured ({_measured_range(measured)}), so that their times "

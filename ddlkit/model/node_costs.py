@@ -170,10 +170,12 @@ class NodeCosts:
                     f"the collectives were measured on 1 node alone with the {gpus} GPUs on "
                     f"each node of the training: {advice}"
                 )
-            listed = ", ".join(sorted({_per_node(table) for table in self.tables}))
+            # The GPUs on each node of the tables, such as "8, 16". The error has them behind
+            # "the tables of collectives", without a second "have".
+            of_tables = ", ".join(sorted({_per_node(table) for table in self.tables}))
             raise UserError(
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
-                f"{listed}: {advice}"
+                f"{of_tables}: {advice}"
             )
         return NodeCosts(matching)
 
@@ -318,9 +320,9 @@ class NodeCosts:
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
             seconds = np.minimum(seconds, _upper_limits_s(anchor, larger))
-        # The law of all-gathers and reduce-scatters predicts the time of a size on more nodes from
-        # the time of a smaller size on the anchor, and that on fewer nodes from a larger size. It
-        # gives NaN for sizes for which the anchor's table has no such size, and these are left out.
+        # An all-gather or a reduce-scatter on r times the anchor's nodes is predicted from a buffer
+        # of 1/r of its size on the anchor, in which the shards of the ranks are as large. Sizes
+        # for which the anchor's table does not reach that far have NaN, and are left out.
         is_known = np.isfinite(seconds)
         # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
@@ -382,7 +384,9 @@ class NodeCosts:
 def _too_few_sizes(anchor: NodeTable, nodes: int) -> UserError:
     """Return the error for a table whose sizes do not reach as far as a prediction needs.
 
-    ``anchor`` is the table, from which times on ``nodes`` nodes cannot be predicted.
+    ``anchor`` is the table, from which times on ``nodes`` nodes cannot be predicted. All-gathers
+    and reduce-scatters on r times the anchor's nodes are predicted from buffers of 1/r of their
+    size on the anchor. So fewer nodes need larger sizes in the table, and more nodes smaller ones.
     """
     table = f"the table of {anchor.collective} on {anchor.nodes} nodes"
     if nodes < anchor.nodes:

@@ -144,9 +144,10 @@ def forecast(
     """Return the prediction of an iteration with the interval of a single iteration.
 
     Contention is how much messages and compute slow each other down. If it was measured, the
-    share ``level`` of single iterations should lie in the interval. Otherwise
-    ``interval_includes`` of the result says what the interval of real training includes. It
-    does not apply to a replay, which sleeps for its compute times: its interval lacks nothing.
+    share ``level`` of single iterations should lie in the interval. Otherwise the text
+    ``interval_includes`` of the result says which causes of scatter the interval of real
+    training includes. The text does not apply to replays. They sleep for their compute times, so
+    that they have no contention, and their intervals lack nothing.
 
     Parameters
     ----------
@@ -289,9 +290,10 @@ def draw_iterations(
     # Each kind of randomness has a generator of its own, so that no kind changes the draws
     # of another. The seeds are fixed, so that all plans are compared under the same draws:
     # 0 for the scatter of compute, 2 for its drift, 1 for slowdowns, and 0 for messages. Two
-    # kinds share the seed 0, and recorded predictions rest on that. They are independent all
-    # the same: compute draws by `choice` and messages by `uniform`, which make different
-    # numbers of the same random bits.
+    # kinds share the seed 0, because another seed would change predictions that are recorded.
+    # They are independent all the same: `choice` takes 32 random bits for each draw of compute,
+    # and `uniform` 64 for each draw of messages. From the second draw on, the same draw of both
+    # therefore rests on different bits.
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
@@ -535,9 +537,10 @@ def workload_of_case(
 def _selecting_of_case(case: Case, selections: Mapping[str, Selecting]) -> Selecting:
     """Return the selection times of a sparse case, or raise UserError if they are missing.
 
-    ``selections`` has selection times by their hash. Replays sleep for recorded times, and
-    their cases have the hash of these. Real training selects elements itself, so its cases
-    have the empty hash, under which ``selections`` may have what this takes.
+    ``selections`` has selection times by their hash. A case of a replay, which sleeps for
+    recorded times where real training selects elements, has the hash of these times. A case of
+    real training has the empty hash. If it is known how long real training takes to select,
+    ``selections`` has these times under the empty hash.
     """
     if case.selection_sha256 in selections:
         return selections[case.selection_sha256]
