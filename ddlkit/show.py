@@ -633,9 +633,9 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     A count is a number of GPUs on a number of nodes. Measured counts are points, with the range of
     their jobs, which are runs of the training. The prediction is a line with its interval.
     Interpolated counts are points with their interval. A further line has the scaling factor that
-    messages alone would give, where it is known. The loss is the time by which a step is longer
-    than on the smallest measured count. Two thin lines show other laws of how the loss grows with
-    the nodes.
+    messages alone would give, where it is known. Two thin lines show what the scaling factor would
+    be by other laws than that of the prediction. By these laws, the time that a step loses against
+    the smallest measured count grows as log2 of the nodes, or in proportion to them.
 
     Parameters
     ----------
@@ -644,6 +644,7 @@ def scaling_factors(ax: Axes, result: Scaling) -> None:
     result : Scaling
         How the training scales.
     """
+    # The line of the prediction with its interval, and the two thin lines.
     _draw_scaling_curves(ax, result)
     _draw_messages_alone(ax, result)
     # Counts that are predicted and not interpolated lie on the line, and get no points.

@@ -420,11 +420,12 @@ def scale(
     if kernels is not None:
         kernels = checked_kernels(kernels)
     findings: list[Finding] = []
+    # `_jobs_of` adds to the findings which steps it leaves out, and which jobs may be copies.
     jobs = _jobs_of(steps, findings)
     measured = _measured_counts(jobs)
     _refuse_unpredictable(measured, targets)
-    # The law of a step (`ddlkit.core.scaling.step_s`) extrapolates the loss: by how much the
-    # step is longer on the anchor than on the smallest count.
+    # Steps are predicted from these two counts, which `_with_predictions` finds in ``measured`` for
+    # itself. Here they are needed for findings, and for what explains the lost time.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     # Counts that are slower than larger ones by more than jobs scatter: to be measured again.
@@ -450,7 +451,8 @@ def scale(
     # The new object of the anchor has these steps as well, which are needed below.
     anchor = _anchor([count for count in counts if count.measured])
 
-    # The time of NCCL's kernels in a step. What it contradicts is added to the findings.
+    # The time of NCCL's kernels in a step. Warnings about it, and how it compares with the tables,
+    # are added to the findings.
     kernels_s = _kernels_s(kernels, kernel_steps, anchor, findings)
     explained = _explained(jobs, smallest, anchor, kernels_s)
     asked = _largest_asked(counts, targets, anchor.gpus_per_node)
@@ -483,7 +485,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     """Return the jobs of each measured pair of GPUs and nodes, in the order of these numbers.
 
     A job is one run of the training. ``steps`` has been checked by `checked_steps`. What was left
-    out of it is added to ``findings``.
+    out of it, and which jobs may be copies, is added to ``findings``.
     """
     # The samples are compared before repeats are merged, which drops the column of samples.
     steps = _of_equal_samples(steps, findings)
@@ -495,6 +497,8 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     steps = _without_launches(steps, findings)
     # One object for each job, and below one for all jobs with the same GPUs and nodes.
     all_jobs = _each_job(steps)
+    # Of two jobs with the same times to the last digit, one is probably a copy. A job whose times
+    # are far from all others probably has another unit than seconds, such as ms.
     _refuse_copies(all_jobs, findings)
     _refuse_other_unit(all_jobs)
     by_count: dict[tuple[int, int], list[_Job]] = {}
@@ -656,8 +660,8 @@ def _begins_with_launch(
     first_of_job : ndarray, shape (n,)
         The number of the first step that the table has of the row's job.
     is_one_step : ndarray, shape (n,)
-        Whether the row is one of several steps of its job. Otherwise it is the job's only row,
-        which may be the mean step of the job.
+        True if the job has several rows, each of which is a single step. False if the row is the
+        job's only one, which may be the mean step of the job.
 
     Returns
     -------
@@ -851,6 +855,8 @@ def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
     # The job whose time differs by the largest factor from the median is taken as the wrong one.
     logs = np.log(means_s)
     wrong = jobs[int(np.argmax(np.abs(logs - np.median(logs))))]
+    # "Over 100 times apart" in the text is true of the longest and the shortest mean. The two times
+    # that it names may be closer: of means of 1, 10 and 200 s, it names 200 s and 10 s.
     raise UserError(
         f"the column step_s: a step of job {wrong.name} on {_gpus(wrong.gpus)} takes "
         f"{units.format_seconds(wrong.mean_s)}, and of a typical job "
@@ -1217,14 +1223,15 @@ def _with_predictions(measured: Sequence[Count], targets: Sequence[int]) -> list
 def _predicted(measured: Sequence[Count], nodes: int) -> Count:
     """Return the predicted step on more nodes than the anchor has.
 
-    Of the measured counts on several nodes, the anchor is the one with the most GPUs. Its
-    loss, which is how much longer its step is than that of the smallest count, grows with the
-    nodes. Each node has as many GPUs as the anchor's.
+    Of the measured counts on several nodes, the anchor is the one with the most GPUs. Each node has
+    as many GPUs as the anchor's.
     """
-    # The count with the fewest GPUs on one node, from which the loss is counted.
+    # The count with the fewest GPUs on one node.
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     ratio = nodes / anchor.nodes
+    # By the law of `ddlkit.core.scaling.step_s`, the square of a step exceeds the square of the
+    # smallest count's step by an amount that grows as the square root of the number of nodes.
     step_s = float(scaling.step_s(smallest.step_s, anchor.step_s, ratio))
     interval_s = _predicted_interval_s(measured, anchor, nodes)
     gpus = nodes * anchor.gpus_per_node
@@ -1275,8 +1282,8 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
         target=(gpus, nodes),
     )
     # The step lies between those of the neighbours unless one of these was measured wrong. To
-    # allow for that, the interval also contains the one that is predicted from the larger
-    # neighbour, as others are from the anchor.
+    # allow for that, the interval also contains a second interval. It is predicted from the larger
+    # neighbour, as intervals beyond the anchor are predicted from the anchor.
     scatter = _scatter_of_jobs(measured)
     interval_s = scaling.interpolated_interval_s(
         _jobs_s(smaller, scatter),
@@ -1348,8 +1355,9 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     ]
     if not any(count.nodes > 1 for count in smaller):
         return None
-    # The prediction starts from a count on several nodes, and compares it with the smallest count.
-    # That one has a single node, so it is never the count that is held out.
+    # A step is predicted from the largest count on several nodes and from the smallest count on one
+    # node. The count that is held out has several nodes, so it is never the latter, which can be
+    # taken from all measured counts.
     smaller_anchor = _anchor(smaller)
     ratio = held_out.nodes / smaller_anchor.nodes
     smallest_s = _smallest(measured).step_s
@@ -1466,9 +1474,9 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
     # So far beyond the table, continued times would be too wrong.
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
-    # A table is continued only to predict the messages of known gradients. Its times are continued
-    # along the line through its two largest sizes, which is "this" in the error. The 61% are from
-    # docs/commands.md and `ddlkit.core.scaling.MOST_TIMES_OF_SIZE`.
+    # A table is continued only to predict the messages of known gradients, along the line through
+    # its two largest sizes. At 8 times the largest size, the times of published tables differ from
+    # this line by up to 61% (`ddlkit.core.scaling.MOST_TIMES_OF_SIZE`).
     if is_too_short and workload is not None:
         raise UserError(
             f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
@@ -1588,8 +1596,9 @@ def _kernels_s(
     Of the measured counts on several nodes, the anchor is the one with the most GPUs.
     ``kernels`` has the sum of the times of each kernel on one GPU, over ``kernel_steps`` steps of
     the anchor. Kernels of NCCL wait for other ranks and run beside compute, so messages lengthen a
-    step by less than this time. What this time contradicts is added to ``findings``. Raises
-    UserError if the number of steps was probably not given.
+    step by less than this time. A warning if it exceeds the step, and how it compares with the
+    tables of collectives, are added to ``findings``. Raises UserError if the number of steps was
+    probably not given.
     """
     if kernels is None:
         return None
@@ -1627,8 +1636,8 @@ def _on_kernels_and_tables(kernels_s: float, anchor: Count) -> list[Finding]:
         return []
     # The scaling factor is the step on the smallest count over that on the anchor.
     smallest_s = anchor.scaling_factor * anchor.step_s
-    # By how much messages of a bad day lengthen a step, from the whole step that nothing else
-    # lengthens. If they lengthen nothing, rounding may leave a difference below 0.
+    # ``only_messages_bad_day_s`` is the whole step if nothing but messages lengthened it on a bad
+    # day. If they lengthen nothing, rounding may leave a difference below 0.
     added_s = max(0.0, anchor.only_messages_bad_day_s - smallest_s)
     text = (
         f"messages at most: the measured kernels of NCCL, {units.format_seconds(kernels_s)} of "
@@ -1692,12 +1701,14 @@ def _explained(
     # count, if nothing but scatter lengthens it.
     single_s = _jobs_on(smallest, jobs).steps_s
     scatter_s = _lost_to_scatter_s(single_s, anchor.gpus / smallest.gpus)
+    # Both parts count with the most that they may explain, so that neither explains the rest. A
+    # part that is not known explains nothing.
     explained_s = 0.0
-    # A part that is not known explains nothing.
     if at_most_s is not None:
+        # The result has this time in full. `_on_messages` states it also if it exceeds the loss.
         explained_s += at_most_s
     if scatter_s is not None:
-        # The scatter cannot explain more than the loss.
+        # The scatter in the result is only as much as the loss.
         scatter_s = min(scatter_s, loss_s)
         explained_s += scatter_s
     unexplained_s = max(0.0, loss_s - explained_s)
@@ -1788,8 +1799,8 @@ def _wish(
     asked : Count
         The largest count of GPUs and nodes that the user asks for.
     measured : sequence of Count
-        The measured counts. The scaling factor compares with the smallest one, and the neighbours
-        of ``asked`` limit its step.
+        The measured counts. The scaling factor compares with the smallest one, all of them tell by
+        how much jobs scatter, and those without a doubt limit the step of ``asked``.
     doubts : sequence of _Doubt
         The counts that have to be measured again. If ``asked`` or the smallest count is among
         them, the answer is open.
@@ -1818,6 +1829,8 @@ def _wish(
         if (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
             return Wish(factor, asked.nodes, "open", reason)
+    # Only these counts limit the step of ``asked``. All measured counts tell by how much jobs
+    # scatter, which gives the factor a likely range.
     trusted = [count for count in measured if (count.gpus, count.nodes) not in doubtful]
     return _wish_by_likely_factors(factor, asked, trusted, measured)
 
@@ -1830,13 +1843,15 @@ def _wish_by_likely_factors(
     A count is a number of GPUs on a number of nodes. The scaling factor of ``asked`` is the step on
     the smallest of the ``measured`` counts over its own step. ``trusted`` are those measured counts
     that need not be measured again. If ``asked`` was predicted, its step is neither shorter than on
-    the nearest smaller one of these nor longer than on the nearest larger one.
+    the nearest smaller trusted count nor longer than on the nearest larger trusted one.
     """
     smallest = _smallest(measured)
+    # The share of its step by which another job on a count may be faster or slower.
     scatter = _scatter_of_jobs(measured)
     # The likely steps on ``asked``, and which of its neighbours limit them.
     (fastest_s, slowest_s), limiting = _limited(asked, trusted, measured)
-    # The step on the smallest count may differ from job to job, too, so that it has a range.
+    # The step on the smallest count has a range, too. If one job alone measured it, its range
+    # depends on whether the likely steps on ``asked`` allow for a further job already.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
     # The factor is the smallest count's step over that of ``asked``. So it is lowest if the
     # smallest count is fast and ``asked`` is slow.
@@ -1884,8 +1899,8 @@ def _limited(
             limiting.append(smaller)
     if larger is not None:
         _, most_s = _likely_range_s(larger, scatter)
-        # The larger count may be measured wrong. It limits nothing if a count of no more GPUs and
-        # nodes takes longer than the larger one may take.
+        # ``larger`` may be measured wrong. If a count with no more GPUs and nodes than ``larger``
+        # is slower than ``most_s``, ``larger`` seems too fast, and limits nothing.
         slowest_up_to_larger_s = _slowest_s(measured, larger)
         is_credible = slowest_up_to_larger_s <= most_s
         if is_credible and most_s < slowest_s:
@@ -1919,12 +1934,14 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
     """
     if smallest.jobs > 1:
         return smallest.range_s
-    # One job measured the smallest count. If several jobs measured ``asked``, its likely steps are
-    # theirs alone. The factor is a ratio of both steps, so this one must allow for another job.
+    # One job measured the smallest count. At least one of the two steps in the factor has to allow
+    # for a job that was not measured. If several jobs measured ``asked``, its range has these
+    # jobs alone, so the range of the smallest count is always widened.
     if asked.jobs > 1:
         return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
-    # If one job measured ``asked``, or if it was predicted, its likely steps allow for another job
-    # already (`_likely_range_s`). This step does so, too, only if jobs were seen to differ.
+    # If one job measured ``asked``, or if it was predicted, its range is wider than what was
+    # measured (`_likely_range_s`). The range of the smallest count is then widened only by a
+    # scatter that was observed.
     if scatter > LEAST_SCATTER:
         return _jobs_s(smallest, scatter)
     return smallest.range_s
@@ -1989,11 +2006,12 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"; the step on {on_smallest} has the range of its jobs"
-    # If several jobs measured ``asked``, the one job on the smallest count is allowed to differ by
-    # the larger one of ``scatter`` and SINGLE_JOB_SHARE. This is the case of the latter.
+    # One job measured the smallest count. If several jobs measured ``asked``, its range has these
+    # jobs alone. So the range of the smallest count is widened for another job, by SINGLE_JOB_SHARE
+    # unless ``scatter`` is larger. The larger scatter has the words of the next case.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
-    # In all other cases, it is allowed to differ by ``scatter``, if jobs were seen to differ.
+    # In all other cases, it is widened by ``scatter``, if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
         return (
             f"; the one job on {on_smallest} may differ as much as those on other numbers "
@@ -2015,7 +2033,9 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
     """Return what to give so that it is known whether messages explain the lost time.
 
     That is the time by which a step is longer than on the smallest count. ``costs`` and
-    ``workload`` are None if the user has not given them.
+    ``workload`` are None if the user has not given them. Both are needed to predict by how much
+    messages lengthen a step. Instead of both, the measured times of NCCL's kernels (--kernels) will
+    do, because messages lengthen a step by at most these times.
     """
     # What to give if neither was given. The cases below replace it.
     advice = "give --collectives and a --profile"
@@ -2133,17 +2153,20 @@ def _in_one_unit(first_s: float, second_s: float) -> tuple[str, str]:
 
 
 def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
-    """Return which measurement would narrow the interval of a predicted count most.
+    """Return the advice which measurement should narrow the interval of a predicted count.
 
     The anchor is the measured count of GPUs and nodes from which ``asked`` is predicted, and a job
-    is one run of the training. The measurement is more jobs on the anchor, a job on a number of
-    nodes between the anchor's and those of ``asked``, or a job on ``asked`` itself.
+    is one run of the training. The advice is to measure more jobs on the anchor, if their range is
+    more than half of the interval. Otherwise it is one job on a number of nodes between those of
+    the anchor and of ``asked``, if that would narrow the interval, or else one job on ``asked``.
     """
     anchor = _anchor(measured)
     # A predicted count always has an interval.
     assert asked.interval_s is not None
     least_s, most_s = asked.interval_s
     width_s = most_s - least_s
+    # None unless the jobs on the anchor make up more than half of the width. More jobs are then
+    # advised without a comparison, because jobs scatter on other numbers of nodes as well.
     more_jobs = _more_jobs(anchor, _scatter_of_jobs(measured), width_s)
     if more_jobs is not None:
         return more_jobs
@@ -2176,7 +2199,8 @@ def _more_jobs(anchor: Count, scatter: float, width_s: float) -> Finding | None:
     The anchor is the measured count of GPUs and nodes from which a step is predicted, and a job is
     one run of the training. ``width_s`` is the width of the interval of the predicted step, in
     seconds, and ``scatter`` is the share by which the jobs of a count scatter to either side of
-    their median. The result is None if the jobs of the anchor add little to the interval.
+    their median. The result is None if the range of the anchor's jobs is at most half of that
+    width, or if these jobs hardly differ.
     """
     fastest_s, slowest_s = _jobs_s(anchor, scatter)
     range_s = slowest_s - fastest_s
@@ -2203,15 +2227,16 @@ def _width_after_halfway_s(
 ) -> float:
     """Return how wide the interval of a predicted step would be after a further measurement.
 
-    The step is predicted for ``asked_nodes`` nodes. The further measurement is one job, which is
-    one run of the training, on ``halfway_nodes`` nodes. It is assumed to measure what is predicted
-    for these nodes now. They then have the most nodes, and the prediction starts from them. The
-    result is in seconds.
+    The step is predicted for ``asked_nodes`` nodes, at present from the anchor, which is the
+    measured count on several nodes with the most GPUs. The further measurement is one job, which is
+    one run of the training, on ``halfway_nodes`` nodes, more than the anchor has. The prediction
+    would then start from this job. The result is in seconds.
     """
     smallest_s = _smallest(measured).step_s
-    # The measured count from which steps are predicted now.
     anchor = _anchor(measured)
     scatter = _scatter_of_jobs(measured)
+    # The job is assumed to take the step that is predicted for its nodes now. A prediction
+    # extrapolates how much longer the anchor's step is than the one on the smallest count.
     halfway_s = float(
         scaling.step_s(smallest_s, anchor.step_s, halfway_nodes / anchor.nodes)
     )
@@ -2231,8 +2256,8 @@ def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
     The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
-    such number lies between the two. That numbers below it are not worth measuring, although they
-    are cheaper, is a choice, not measured.
+    such number lies between the two. A smaller number of nodes would be cheaper to measure. Not to
+    propose one is a choice for which nothing was measured.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.
@@ -2254,8 +2279,8 @@ def _on_fixed_batch(
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # The step on the anchor must be shorter by more than LEAST_SCATTER, and the smallest count must
-    # be among the doubts.
+    # A doubt says that the smallest count is slower than some larger one by more than jobs scatter.
+    # That one need not be the anchor, which the warning names, so the anchor is compared as well.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []
@@ -2294,14 +2319,16 @@ def _on_factors_of_fewer_nodes(
     nearest smaller count that was measured.
     """
     smaller, _ = _neighbours(measured, asked.gpus, asked.nodes)
-    # The interval of a predicted count allows for a step that is shorter than on fewer nodes, as
-    # were 24% of those on which its rule was chosen (`ddlkit.core.scaling.step_interval_s`).
+    # Only a predicted count, which always has an interval, is compared, and only if a smaller count
+    # was measured.
     if asked.measured or smaller is None or asked.scaling_factor_interval is None:
         return []
     _, highest = asked.scaling_factor_interval
     # Factors are printed with two decimals, so that a smaller difference would not be seen.
     if round(highest, 2) <= round(smaller.scaling_factor, 2):
         return []
+    # The 24% are of the steps on which the rule of the interval was chosen
+    # (`ddlkit.core.scaling.step_interval_s`).
     text = (
         f"the interval on {_nodes(asked.nodes)} reaches above the scaling factor on "
         f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "

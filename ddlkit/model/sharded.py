@@ -606,7 +606,8 @@ def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, .
     unit_bytes = math.inf
     sizes = profile.gradient_bytes.tolist()
     for layer, n_bytes in zip(profile.layer, sizes, strict=True):
-        # All tensors of a layer belong to one unit, also if it is already complete.
+        # The first tensor of a layer puts the layer into a unit. Its further tensors are taken
+        # to follow at once, and belong to this unit even if the unit is already complete.
         if layer not in layers_of_unit:
             if unit_bytes >= least_bytes:
                 layers = []
@@ -633,7 +634,7 @@ def forecast(
     The interval is meant for replays, which sleep where a training computes: the share
     ``level`` of their iterations should lie in it. In real training compute and messages
     slow each other down, and compute drifts. There is no model of this here, so the
-    interval is too narrow for real training (INTERVAL_HOLDS).
+    interval is too narrow for real training. `INTERVAL_HOLDS` says in words what it includes.
 
     Parameters
     ----------
@@ -673,15 +674,16 @@ def forecast(
     )
     draws = len(drawn_s)
     drawn_s *= _common_factors(common_error, draws)
-    # The first row is the prediction, and all others are draws: shape (1 + B, M).
+    # The first row is the prediction, and all others are draws: shape (1 + B, M). With
+    # ``brief_s``, these are only the times beyond those of messages of one element.
     message_s = np.vstack([predicted_s, drawn_s])
     if brief_s is None:
         compute_s = program.compute_s
         iterations_s = program.play(message_s)
     else:
         compute_s = float(np.median(brief_s))
-        # Nothing overlaps in a blocking program, so the times of messages add up. These
-        # are only the times beyond those of messages of one element, which ``brief_s`` has.
+        # Nothing overlaps in a blocking program, so the times of messages add up. The
+        # measured iterations already include a message of one element for each of them.
         iterations_s = _brief_iterations_s(brief_s, draws, single_iterations)
         iterations_s = iterations_s + message_s.sum(axis=1)
     # With ``brief_s``, communication is only the time beyond that of one element.
