@@ -100,9 +100,10 @@ def name(device: str = "") -> str:
 
 
 def identity() -> str:
-    """Return a text that tells this machine from all others, and is never recorded.
+    """Return a text that tells this machine from all others.
 
-    Containers of one machine have the same text on Linux.
+    It serves only to compare machines during a run. Callers never record it, so that no
+    table identifies a machine. Containers of one machine have the same text on Linux.
     """
     # The kernel draws this number at random when it boots.
     boot_id = content(Path("/proc/sys/kernel/random/boot_id"))
@@ -118,7 +119,7 @@ def versions() -> dict[str, str]:
     dict of str to str
         The versions of python, torch, torchvision, numpy, pandas, cuda, cudnn and nccl.
         The version of software that is absent is "none". That of cudnn has three
-        numbers, as in "9.10.2", whether or not torch is loaded.
+        numbers, as in "9.10.2".
     """
     cuda, nccl = _cuda_and_nccl()
     return {
@@ -128,6 +129,8 @@ def versions() -> dict[str, str]:
         "numpy": installed("numpy"),
         "pandas": installed("pandas"),
         "cuda": cuda,
+        # A loaded torch is asked. Otherwise it is the version of a package whose name has
+        # the version of CUDA, such as nvidia-cudnn-cu12.
         "cudnn": _cudnn(cuda),
         "nccl": nccl,
     }
@@ -341,8 +344,9 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
         For each GPU the values of the settings that the driver knows, by the keys of
         `_SETTINGS`. The list is empty without nvidia-smi.
     """
-    # nvidia-smi answers nothing at all if it does not know one of the fields. So all
-    # settings are asked for together by their first names, and one by one if that fails.
+    # Some settings have several names, because drivers name them differently. All settings
+    # are asked for together, each by the first of its names. nvidia-smi answers nothing at
+    # all if it does not know one of these, and is then asked for one setting at a time.
     first_names = [names[0] for names in _SETTINGS.values()]
     rows = cells(ask_gpus(first_names, *options))
     if rows:
@@ -354,12 +358,13 @@ def gpu_settings(*options: str) -> list[dict[str, str]]:
 def _settings_one_by_one(*options: str) -> list[dict[str, str]]:
     """Return the settings of GPUs, for which nvidia-smi is asked one by one.
 
-    `gpu_settings` calls this if the driver does not know all settings by their first
-    names, because nvidia-smi then refuses to answer for all together. The result is that
-    of `gpu_settings`. ``options`` are further options of nvidia-smi.
+    A setting may have several names in `_SETTINGS`, because drivers name it differently.
+    `gpu_settings` asks for all settings together, each by the first of its names. It calls
+    this function if the driver does not know one of these names, because nvidia-smi then
+    gives no answer at all. The result is that of `gpu_settings`. ``options`` are further
+    options of nvidia-smi.
     """
     gpus: list[dict[str, str]] = []
-    # A setting may have several names, because drivers name it differently.
     for setting, names in _SETTINGS.items():
         answers = [cells(ask_gpus([name], *options)) for name in names]
         # The answer to the first name that the driver knows: a row of one cell for each

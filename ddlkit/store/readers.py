@@ -305,8 +305,8 @@ def read_profile(
     frame, assumptions = _layers(path, needs_forward=forward_s is None)
     if assumed is not None:
         assumed.extend(assumptions)
-    # Commands have an option for each of these columns. An entry, even None, lets errors of
-    # `choose` advise this option.
+    # Commands have an option for each of these columns. If a column has an entry here, even
+    # None, errors of `choose` advise this option.
     wanted = {"network": network, "batch": batch, "ranks": ranks}
     # Commands have no option for these, so they have no entry unless they are given.
     without_option = {"device": device, "precision": precision, "threads": threads}
@@ -314,7 +314,8 @@ def read_profile(
         if value is not None:
             wanted[key] = value
     # An assumption is a phrase such as "batch = 1". Each names a column that the file
-    # lacks.
+    # lacks. If another value is wanted in such a column, the error of `choose` advises to
+    # add the column to the file.
     absent = {phrase.partition(" = ")[0] for phrase in assumptions}
     # The option for the ranks of a profile is --profile-ranks, because --ranks chooses the
     # ranks between which messages were measured.

@@ -266,7 +266,8 @@ def own_output(path: Path | str, *sources: Path | str) -> Path:
         If the path is a directory, one of the sources, a recorded table or its stamp.
     """
     path = Path(path)
-    # A path such as "/" has no name.
+    # A path without a name, such as "/" or ".", can be no file. On Linux, all paths without
+    # a name are directories.
     if os.path.isdir(path) or not path.name:
         raise UserError(f"{path} is a directory: name a file")
     # Two paths may name one file by way of links.
@@ -1047,7 +1048,7 @@ def _remove_replaced(folder: Path) -> None:
             _, stamp = _verified(path)
             if stamp != part.stamp:
                 continue
-        # The stamp goes last, because it misleads nobody without its table. A call that was
-        # killed in between has left the stamp alone.
+        # The table goes first, because a stamp without its table misleads nobody. If a call
+        # was killed between the two lines, only the stamp is left, and is removed here.
         path.unlink(missing_ok=True)
         _stamp_path(path).unlink(missing_ok=True)
