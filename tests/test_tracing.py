@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import gzip
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddlkit import cli
+from ddlkit.core.errors import UserError
 from ddlkit.formats.kineto import ACCUMULATE, KinetoTrace, iterations, parse_kineto
+from ddlkit.jobs.rank import Rank
+from ddlkit.measure.tracing import trace_iterations
+from forked import two_ranks
 
 MODELS = Path(__file__).with_name("given_models.py")
 RANKS = 2
