@@ -102,6 +102,16 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_wrong_key_of_all_points_is_not_blamed_on_one(tmp_path: Path) -> None:
+    file = tmp_path / "shared.json"
+    # Points of another kind have the key "repeats".
+    points = [{"measure": "selections"}, {"measure": "memory_copies"}]
+    file.write_text(json.dumps({"repeats": 2, "points": points}))
+    with pytest.raises(UserError) as caught:
+        record(str(file), out=tmp_path)
+    assert str(caught.value).startswith(f"{file}: repeats: unknown key of the points")
+
+
 def record_long(out: Path, said: Path) -> None:
     """The command is ours, and the points are those of a test."""
     # The fork server ignores SIGINT, and its processes inherit that.

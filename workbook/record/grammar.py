@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -297,8 +298,9 @@ class Suite:
     ----------
     file : Path
         The file.
-    points : sequence of mapping
-        The keys and values of each point, the most valuable point first.
+    points : sequence of ChainMap
+        The keys and values of each point, the most valuable point first. The first of its maps
+        has the point's own keys, and the second one those of all points.
     about : str
         What a reader should know of the suite.
     device : str
@@ -313,7 +315,7 @@ class Suite:
     """
 
     file: Path
-    points: Sequence[Mapping[str, Any]]
+    points: Sequence[ChainMap[str, Any]]
     about: str = ""
     device: str = ""
     isolate: bool = False
@@ -367,9 +369,9 @@ def read(
     _check_keys_of_points(of_points, file)
     # The first attribute of `Suite` is the file itself, which is no key of the file.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
-    # A point's own keys come last, so that they replace those of the file.
+    # A point's own keys come first, so that they replace those of the file.
     arguments["points"] = [
-        {**of_points, **described} for described in arguments["points"]
+        ChainMap(described, of_points) for described in arguments["points"]
     ]
     return Suite(file, **arguments)
 
@@ -645,20 +647,23 @@ def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[
 
 
 def _refuse_unknown_key_of_all(
-    suite: Suite, given: Mapping[str, Any], make: Callable[..., object], skip: int
+    file: Path,
+    point: ChainMap[str, Any],
+    keys: Collection[str],
+    make: Callable[..., object],
+    skip: int,
 ) -> None:
-    """Raise UserError for a key that all points of a file have and their kind does not.
+    """Raise UserError for a key of all points that the kind of a point does not have.
 
-    Such a key probably stands above the points, so that the error names no point. ``given`` are
-    the keys of a point, and the arguments ``make`` and ``skip`` are those of `read_keys`.
+    Such a key stands above the points, so that the error names no point. ``keys`` are the keys
+    of ``point`` that its kind must have, and ``make`` and ``skip`` are those of `read_keys`.
     """
+    own_keys = point.maps[0]
     known = list(signature(make).parameters)[skip:]
-    for key in given:
-        is_of_all = all(key in described for described in suite.points)
-        if is_of_all and key not in known:
+    for key in keys:
+        if key not in own_keys and key not in known:
             raise UserError(
-                f"{suite.file}: {key}: unknown key of the points: "
-                f"{_advice_on_key(key, known)}"
+                f"{file}: {key}: unknown key of the points: {_advice_on_key(key, known)}"
             )
 
 
@@ -693,7 +698,7 @@ def _wanted(
         # A `Grid`, of which a campaign is made, takes only keys. All other functions have a first
         # parameter that is no key: a `Here`, which says where the session measures.
         skip = 0 if make is Grid else 1
-        _refuse_unknown_key_of_all(suite, special, make, skip)
+        _refuse_unknown_key_of_all(suite.file, described, special, make, skip)
         arguments = read_keys(special, make, where, skip)
         if part == "all":
             is_wanted = not point.by_name
