@@ -315,19 +315,20 @@ def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by suffixes and prefixes in turn, with ever more points.
 
     A prefix is the first tensors of the network, and a suffix is the last ones. A pass
-    computes the Pareto front of each prefix, or of each suffix. A point of a front is the
-    two times of a plan of these tensors: how long the largest gradients of its groups take
-    to be selected, and when its last message ends. A front with more than ``most`` points
+    computes the Pareto front of each prefix, or of each suffix. Only the largest gradients
+    of each group are sent. A point of a front is the two times of a plan of these tensors:
+    how long it takes to select them, and when the last message ends. A front with more than ``most`` points
     is cut into ``most`` runs of neighbouring points, and a single point replaces each run.
-    In a pass for a bound, it has the smallest value of each time in the run, so no plan of
-    the run is better. In a pass for a plan, it is the most promising point of the run, to
-    which a plan leads.
+    In a pass for a bound, this point has the smallest value of each time in the run, so no
+    plan of the run is better. In a pass for a plan, it is the most promising point of the
+    run, which is that of a real plan.
 
     After a first cheap bound, turns of suffixes and of prefixes alternate, because the bounds
     of one side rule out points of the other side. Each turn keeps MORE_POINTS times as many
     points as the turn before. A turn of suffixes is a pass for a bound. A turn of prefixes is
     a pass for a plan and then one for a bound. Suffixes need no pass for a plan, because
-    their complete plans are those of prefixes.
+    the longest suffix and the longest prefix are both the whole network, with the same
+    plans.
     """
     # A cheap first bound, for which one point of each front is enough.
     yield _Pass(PREFIXES, most=1, is_lower_bound=True)

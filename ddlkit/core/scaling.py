@@ -252,7 +252,7 @@ def interpolated_step_s(
     # If the larger count does not have the larger position, its step is taken.
     weight = 1.0
     if to_larger > 0:
-        # The target may lie below the smaller count, and takes its step then. An example are 4
+        # The target may lie below the smaller count, and takes its step then. Examples are 4
         # GPUs on 2 nodes, whose mean is the root of 8, if the smaller count is 16 GPUs on 1
         # node, whose mean is the root of 16.
         weight = min(1.0, max(0.0, to_target / to_larger))

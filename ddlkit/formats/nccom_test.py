@@ -178,11 +178,12 @@ def _row(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"
         )
-    # Rounding changes the printed busbw by up to half a step of its last digit. A whole step,
-    # 0.01, is allowed, which is a choice.
+    # busbw may differ from the busbw that follows from the time, for two reasons. Rounding
+    # changes its last digit by up to half a step. A whole step, 0.01, is allowed, by choice.
     step_bytes_per_s = 2 * _ROUNDING * unit
-    # An algbw of few digits may fit both GB/s and GiB/s, and `unit` may be the wrong one. So
-    # busbw may also be off by the difference of the units, which is allowed in every row.
+    # And an algbw of few digits may fit both GB/s and GiB/s, so that `unit` may be the wrong
+    # one. The difference of the units, about 7%, is therefore allowed as well. It is allowed in
+    # every row, because a row does not show which case it is.
     wrong_unit_bytes_per_s = _SHARE_BETWEEN_UNITS * busbw * unit
     return BenchmarkRow(
         where=where,

@@ -710,10 +710,10 @@ def _findings(
     yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
-    # A lag is the time from the end of a message until a rank that waits for it goes on.
-    # `lag_share` is by how much an iteration replayed without lags differs from one with
-    # them. No removal of a cause changes the lags. The text of a finding "not known" begins
-    # with what the explanation lacks.
+    # Ranks see the end of a message at different times. The lag of a rank is how much later
+    # than the end it sees it. `lag_share` is by how much an iteration that is replayed without
+    # lags differs from one with them. Every cause is removed from a replay that keeps the
+    # lags, so that no cause contains them.
     if compared.lag_share > LARGE_LAG:
         text = (
             f"why ranks see the ends of messages at different times, by which iterations "

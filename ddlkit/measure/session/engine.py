@@ -136,8 +136,8 @@ def run_session(
             tables.refuse_other_machines(out, name)
             session = _Session(
                 _Worker(make, out, origin),
-                # No point starts after the deadline. The budget is only compared with the
-                # budget that would be enough.
+                # No point starts after the deadline. The budget itself serves for advice: if
+                # a point did not fit, the session says at its end which budget is enough.
                 budget_s=budget_s,
                 deadline_s=deadline_s,
                 isolate=isolate,
