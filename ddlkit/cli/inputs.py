@@ -1421,10 +1421,10 @@ def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> Dat
 
 
 def _doubts_of_slowdown(path: Path, rows: DataFrame, profile: Any) -> list[str]:
-    """Return warnings if a slowdown was measured with other computations than a profile.
+    """Return warnings if a slowdown is of another device, network or batch than a profile.
 
-    ``rows`` of the table in ``path`` have one network and one batch. A slowdown of another
-    network or batch may still be close, so that it is not refused.
+    ``rows`` are those of the table in ``path``, which have one network and one batch. Such a
+    table is not refused, because its slowdown may still be close.
     """
     return [
         *_doubts_of_slowdown_device(path, rows, profile),

@@ -541,9 +541,10 @@ def _messages(result: Scaling, collective: str) -> str:
     times = [time for time in result.collectives if time.collective == collective]
     # Within one node no other traffic slows messages down, so that there is no bad day.
     has_bad_day = times[0].nodes > 1
-    on_bad_day = ""
+    # The heading says what the second time of each size means, which stands in parentheses.
+    legend = ""
     if has_bad_day:
-        on_bad_day = " (on a bad day, when other jobs load the network)"
+        legend = " (on a bad day, when other jobs load the network)"
     listed = []
     # With fewer than three sizes, two of these positions are equal.
     positions = sorted({0, len(times) // 2, len(times) - 1})
@@ -553,7 +554,7 @@ def _messages(result: Scaling, collective: str) -> str:
         if has_bad_day:
             text += f" ({units.format_seconds(time.bad_day_s)})"
         listed.append(text)
-    return f"{collective} on {_gpus(times[0].gpus)}{on_bad_day}: {', '.join(listed)}"
+    return f"{collective} on {_gpus(times[0].gpus)}{legend}: {', '.join(listed)}"
 
 
 def _wish(result: Scaling) -> str:

@@ -440,8 +440,9 @@ class _Simulation:
         if math.isinf(step_s):
             return  # there is no further event, since the last message has just ended
 
-        # The token bucket of a link fills only while no bytes move. A token is counted in the
-        # link time that it later spares a message, and a second of rest brings a second of it.
+        # The token bucket of a link fills only while no bytes move. Tokens let bytes pass at
+        # once, and are counted here in the seconds that these bytes would take on the link. A
+        # second without bytes therefore adds a second.
         if not any(self.wire_left_s.values()):
             self.tokens_s = min(self.link.burst_s, self.tokens_s + step_s)
         for demand in demands:

@@ -286,15 +286,15 @@ def _with_one_more_message(
     # The column of ``costs_s`` for each state: that of its prefix.
     column_of_state = np.arange(len(before)).repeat(counts)
 
-    # By how much compute lags behind the clock. As long as something is left to compute,
-    # this is the time that earlier messages have cost it. If nothing is left, the last gradient
-    # is ready, and ready_s + lag_s is at most end_s, so that the lag does not count.
+    # By how much compute lags behind the clock when the message before ends. As long as
+    # something is left to compute, this is the time that earlier messages have cost it. If
+    # nothing is left, all gradients are ready, and the message starts at end_s in any case.
     lag_s = end_s - work_before_s
     # The message starts when the one before it has ended and its last gradient is ready.
     start_s = np.maximum(end_s, ready_s + lag_s)
-    # Between these two messages nothing slows compute down. So work_before_s or ready_s has
-    # been computed by the start, whichever is more. The difference may exceed all compute by
-    # a rounding error only, hence the minimum.
+    # Between these two messages nothing slows compute down. So start_s - lag_s has been
+    # computed by the start, which is work_before_s or ready_s, whichever is more. Neither is
+    # more than all compute, but the difference may be, by a rounding error. Hence the minimum.
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for

@@ -554,8 +554,8 @@ class _TableCollector:
         # If NCCL's text came in the line of a row, the rest of the row may come in a later
         # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
-        # Empty lines say nothing. Only in rows would the words of NCCL's text be taken for
-        # cells. A line that is not of a row is therefore passed as it is, with this text.
+        # Empty lines say nothing. Any other line that is not of a row is passed as it is: its
+        # text of NCCL_DEBUG can do no harm, because only in rows each word counts as a cell.
         if not is_of_row and line.strip():
             self._add_other_line(number, line)
 

@@ -143,9 +143,10 @@ def profile_of(
     batch = options.batch or 1
     # A list of tensors becomes one tuple for each field.
     names, layers, elements, flops = zip(*tensors, strict=True)
-    # ``flops`` are of forward. Backward has two products of matrices for each one of
-    # forward, so both together have three times as many.
+    # ``flops`` are those of forward for one sample. Backward has two products of matrices for
+    # each one of forward, so both together have three times as many.
     batch_flops = 3 * batch * sum(flops)
+    # If the options have the time of a batch, its FLOP over this time are the rate.
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
     profile = LayerProfile.from_flops(
         network,

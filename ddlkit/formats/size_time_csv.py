@@ -503,7 +503,9 @@ def _refuse_dividing(
 ) -> None:
     """Raise UserError if an unknown column divides the times into several kinds.
 
-    ``cells`` are the values of the column ``name``, one for each row of ``frame``.
+    A column such as the algorithm does, because its few values come back at several sizes. A
+    column of measured numbers, which are different in each row, does not. ``cells`` are the
+    values of the column ``name``, one for each row of ``frame``.
     """
     # A column that counts repeats of a measurement does not divide the times. `_in_letters`
     # reduces its name, such as "Iter #", to small letters.

@@ -217,10 +217,11 @@ class Decoder:
         Notes
         -----
         Backward goes from the last tensor to the first, and gradients become ready in this
-        order. The gradients of an operation's own tensors, and of all tensors before it,
-        wait for its backward. The last of these tensors in forward order gets its gradient
-        first, so the operation is counted there: a matrix at its bias, if it has one,
-        attention at the last matrix before it, and a tied head at the norm before the head.
+        order. The FLOP of an operation must be done before the gradients of its own tensors,
+        and of all tensors before them, are ready. The first of these gradients is that of the
+        tensor that comes last in forward order, so the FLOP are counted there. Those of a
+        matrix are counted at its bias, if it has one, those of attention at the last matrix
+        before attention, and those of a tied head at the norm before the head.
         """
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE

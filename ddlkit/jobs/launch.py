@@ -301,7 +301,8 @@ def _run_ranks(
             for rank in range(ranks):
                 environment = {
                     **jobs.child_environment(),
-                    # Each rank sets its number of threads itself when it joins.
+                    # The number of threads until the rank joins, when it sets its own. The
+                    # server that forks the ranks has the same number.
                     "OMP_NUM_THREADS": "1",
                     **place.environment(rank, ranks, port),
                 }

@@ -589,8 +589,10 @@ def _one_thread_gloo(device: torch.device) -> str:
         with options of the backend, which are not used here.
         """
         options = gloo._Options()
+        # With the two threads of torch's own gloo, two collectives would share the link.
         options._threads = 1
         options._timeout = group.timeout
+        # torch chooses network interfaces only for its built-in backends.
         options._devices = _gloo_devices()
         return gloo(group.store, group.group_rank, group.group_size, options)
 

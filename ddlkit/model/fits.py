@@ -368,8 +368,8 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     # With too few sizes to hold one out, the error at held-out sizes is None.
     if held_out_error is not None and error > max(10 * held_out_error, 0.01):
         yield (
-            f"half of the rows are off by {error:.1%} and more, medians of sizes held "
-            f"out by {held_out_error:.1%}: times of several kinds? Choose by --place, "
+            f"half of the rows are off by {error:.1%} and more, but the medians of sizes "
+            f"held out of the fit only by {held_out_error:.1%}: times of several kinds? Choose by --place, "
             "--table, --ranks or --collective"
         )
 
