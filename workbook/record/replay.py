@@ -53,9 +53,10 @@ SETTLE_S = 0.1
 MESSAGES_PER_SAMPLE = 16
 """How many messages a calibration posts at once, as a replay posts its groups."""
 TURNS_PER_RETRY = 4
-"""For each so many iterations, one that was disturbed may be played again.
+"""For each so many iterations, one that was disturbed may be played again, and one in any case.
 
-Repeats therefore add about a quarter to a replay at most, even if others disturb the machine all the time.
+Repeats therefore add about a quarter to a long replay at most, even if others disturb the machine all
+the time.
 """
 JOIN = {"backend": "gloo"}
 """How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
@@ -422,7 +423,7 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     Rank 0 appends each iteration to a file, which a kill leaves usable. No tables are returned.
     """
     # How many disturbed iterations may still be played again.
-    retries = Retries(len(settings.turns) // TURNS_PER_RETRY)
+    retries = Retries(max(1, len(settings.turns) // TURNS_PER_RETRY))
     # Each element has the number of times that the iteration may still be played.
     pending = deque(
         (repeat, settings.scripts[number], settings.tries)

@@ -11,7 +11,7 @@ import pandas as pd
 from ddlkit.core.units import format_seconds
 from ddlkit.model.calibration import TRAINING
 from workbook.common.source import Source
-from workbook.validate.accuracy import joined, judge, labelled
+from workbook.validate.accuracy import REPEATS_WITHIN, joined, judge, labelled
 
 MOST_CASES = 12
 """How many cases have a line of their own. The others are only counted."""
@@ -89,8 +89,10 @@ def _summaries(cases: pd.DataFrame) -> Iterator[str]:
     n_marked = len(cases) - len(counted)
     if n_marked:
         yield (
-            f"{n_marked} of {len(cases)} cases were disturbed by other programs or limited "
-            "by the processor, and are not counted."
+            f"{n_marked} of {len(cases)} cases are not counted, for the reasons below. To "
+            "measure them again, run the campaign into another --out while nothing else uses "
+            "the machine. If the processor still limits a case, use slower links or fewer "
+            "workers."
         )
 
 
@@ -133,5 +135,18 @@ def _line_of_case(case: Any) -> str:
         f"{format_seconds(predicted_s)} ({lower} to {upper}), error {case.error:+.1%}"
     )
     if case.marked:
-        line += ", not counted"
+        line += f", not counted because {_why_marked(case)}"
     return line
+
+
+def _why_marked(case: Any) -> str:
+    """Return in words why a marked case is not counted."""
+    reasons = []
+    if case.repeatability > REPEATS_WITHIN:
+        reasons.append(f"its rounds differ by {case.repeatability:.0%}")
+    if case.processor_limited:
+        reasons.append("the processor may have set its pace in place of the link")
+    # A case is marked for one of three reasons, of which this is the third.
+    if not reasons:
+        reasons.append("other programs disturbed it")
+    return " and ".join(reasons)
