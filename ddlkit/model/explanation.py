@@ -1229,7 +1229,7 @@ def _straggler(
 
 
 def _advice_to_judge(late: np.ndarray) -> str:
-    """Return the advice to explain late iterations alone, "" if too few iterations are late.
+    """Return how to explain late iterations alone, "" if too few iterations are late.
 
     The result continues a sentence of `_straggler`, such as "rank 3 is late in 5 of 20
     iterations", and so begins with its full stop. ``late`` has the numbers of the iterations in
@@ -1242,7 +1242,11 @@ def _advice_to_judge(late: np.ndarray) -> str:
     if len(late) > MOST_NUMBERS:
         which = f"the first {MOST_NUMBERS} of these iterations"
     numbers = ",".join(map(str, late[:MOST_NUMBERS]))
-    return f". To judge {which} alone, give --iterations {numbers}"
+    # These iterations were chosen by the lateness that they then show.
+    return (
+        f". To see what {which} cost (chosen in this way, iterations make any rank look slow), "
+        f"give --iterations {numbers}"
+    )
 
 
 # -- messages --------------------------------------------------------------------------
