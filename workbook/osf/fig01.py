@@ -111,7 +111,8 @@ def _ratios_in_words(ratios: pd.Series) -> str:
     """Return the networks with the extreme ratios, and the ranges of those of Table 2.
 
     ``ratios`` are those of backward over forward time that `_recorded_ratios` returns. The
-    ratio in operations, which the text has last, is what another claim is about.
+    returned words end with the ratio in operations, which the claim sharing-backward-flop is
+    about.
     """
     is_in_table_2 = ratios.index.isin(cluster.measured_names(), level="network")
     ranges = []

@@ -47,7 +47,8 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     # `update_s` is the time of a ring all-reduce (osf Eq 7), here of one byte on the paper's
     # network.
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    # A start-up of 4 ms is chosen, as the numbers above.
+    # A start-up of 4 ms is chosen, as the numbers above. Both times are of a whole all-reduce.
+    # ``workers`` and ``algorithm`` only say of which one, and do not change them.
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
     # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
     # last message ends with the last tensor.

@@ -78,7 +78,8 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     return frame.assign(error=frame["model"] / simulated - 1)
 
 
-# The claims ask for each of LINES over CAMPAIGNS, and the figure for two more tables.
+# All tables that are asked for fit into the cache: the claims ask for five, one for each of
+# LINES over CAMPAIGNS, and the figure for two more.
 @lru_cache(maxsize=8)
 def in_lab(campaigns: tuple[str, ...], cost_form: str = EQ7) -> pd.DataFrame:
     """Return the errors of the formulas in all plain replays without fusion.
@@ -222,8 +223,8 @@ def _draw_errors(
     """Draw the range of a formula's errors, a row for each network and place.
 
     A network of the lab has the range over all of its cases. A network of the cluster has
-    the range over all compatible settings of what the paper leaves open. Compatible settings
-    give VGG-16 its stated factor, and agree with as many other statements as any such setting.
+    the range over all compatible settings of what the paper leaves open. Of the settings that
+    give VGG-16 its stated factor, these agree with the most other statements.
 
     Parameters
     ----------
@@ -333,9 +334,10 @@ def _osf_error_reduction() -> Result:
     # others with one decimal.
     largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
     least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
-    # A buffer of 1 KB fuses next to nothing. In Fig 4b the scaling factor of VGG-16 is almost
-    # the same with it as with larger buffers, so that the errors of VGG-16 with fusion tell of
-    # those without it.
+    # The interval may pair errors of two networks. VGG-16 is the one network of which the paper
+    # compares both errors, but with fusion, whereas the errors above are without it. In Fig 4b
+    # its scaling factor is almost the same with larger buffers as with one of 1 KB, which fuses
+    # next to nothing. Its two errors may thus be comparable without fusion, too.
     note = (
         f"OSF errs by up to {largest_osf}%, and CSF by up to {largest_csf}%. Their ratio "
         "is a reduction of one network's error only if both errors are of the same "
@@ -405,14 +407,15 @@ def _error_in_lab(cost_form: str, expression: str, least_is_worst: bool) -> Resu
 
 @check("osf-fig03-reduction-each")
 def _reduction_in_lab() -> Result:
-    """Return by how many % OSF reduces the error of CSF in replays, by two readings.
+    """Return by how many % OSF reduces the error of CSF in replays.
 
-    The sentence of Section 3.2, by which OSF "reduces the estimation error", may mean the
-    error of each case, or the largest error of all cases.
+    The sentence of Section 3.2, by which OSF "reduces the estimation error", has two readings:
+    the error of each case, or the largest error of all cases.
     """
-    # The paper states the least reduction, so that the least of all is the worst.
+    # The paper claims a reduction of at least 83.8%. The replay with the least reduction is thus
+    # the one that is the worst for the claim.
     of_each = _error_in_lab(EQ7, "100 * (1 - osf / csf)", least_is_worst=True)
-    # Of errors, the largest is the worst, which comes first.
+    # The ranking of errors begins with the largest.
     largest_osf = _ranked_errors(EQ7, "100 * osf", least_is_worst=False).iloc[0]
     largest_csf = _ranked_errors(EQ7, "100 * csf", least_is_worst=False).iloc[0]
     of_largest = claims.measured(
