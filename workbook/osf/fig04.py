@@ -69,8 +69,9 @@ def numbers() -> pd.DataFrame:
         The rows of `modelled` in the best setting, with their ranges over all compatible
         settings, and then those of `by_buffer.in_lab`. The column ``grade`` ("model" or
         "lab") tells them apart. For ResNet-101 the paper prints the largest relative error
-        of each formula, which is ``paper_error``. For scaling factors from ``paper_low`` to
-        ``paper_high``, the error of CSF would be at most the printed one.
+        of each formula, which is ``paper_error``. Its rows of CSF also have the range of
+        scaling factors, ``paper_low`` to ``paper_high``, from which CSF in ``model`` differs
+        by at most this error.
     """
     model = settings.over(modelled, keys=[*by_buffer.KEYS, "quantity"])
     frame = graded(model, *in_labs(by_buffer.in_lab))
@@ -80,11 +81,12 @@ def numbers() -> pd.DataFrame:
         is_formula = frame["quantity"] == formula
         is_stated = (frame["network"] == "ResNet101") & is_formula
         frame.loc[is_stated, "paper_error"] = claimed(claim) / 100
-    # NaN in all rows but those of CSF on ResNet-101, so that the ends are NaN there, too.
+    # A number in the rows of CSF on ResNet-101 alone. In all other rows it is NaN, and so are
+    # ``paper_low`` and ``paper_high``.
     csf_error = frame["paper_error"].where(frame["quantity"] == "CSF")
-    # In the rows of CSF, ``model`` is CSF. With a relative error e, CSF is (1 + e) times the
-    # scaling factor if it is too large, and (1 - e) times if it is too small. The factor is thus
-    # CSF / (1 + e) or CSF / (1 - e).
+    # In the rows of CSF, ``model`` is CSF. If CSF is too large by the relative error e, it is
+    # (1 + e) times the scaling factor, which is thus CSF / (1 + e). If CSF is too small by e,
+    # the factor is CSF / (1 - e).
     return frame.assign(
         paper_low=frame["model"] / (1 + csf_error),
         paper_high=frame["model"] / (1 - csf_error),
@@ -134,8 +136,8 @@ def _by_number_of_gpus(quantity: str, scale: float, offset: float = 0) -> Result
     scale, offset : float
         The number of the claim is ``offset + scale * quantity``.
     """
-    # Section 3.2 states 32 GPUs (WORKERS), but for Figure 3. With 16, the modelled error of
-    # CSF comes near the printed one.
+    # Section 3.2 states 32 GPUs (WORKERS) for Figure 3, which may hold for Figure 4a, too. With
+    # 16, the modelled error of CSF comes near the printed one.
     readings = {}
     for n_gpus in (WORKERS, 16):
         # The positional arguments of `settings.setting_search`, here only the number of workers
