@@ -103,7 +103,8 @@ def numbers() -> pd.DataFrame:
         They have modelled times in ``seconds``, and the ``grade`` "model". The rows of
         `in_labs` follow, with modelled times in ``model_s``, measured times in
         ``measured_s``, and the ``grade`` "lab". Their ``look`` is the key of their link,
-        "measured" for cheap start-ups and "regime" for expensive ones.
+        "measured" for cheap start-ups and "regime" for expensive ones. ``slowest`` is by
+        which factor the slowest worker computes longer, 1 if all are equally fast.
 
         ``seconds_over_unfused``, ``model_over_unfused`` and ``measured_over_unfused`` are
         these times over the time of all communication of the case without a buffer.
@@ -132,9 +133,9 @@ def numbers() -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the phases of equally fast workers over all communication without a buffer.
+    """Draw the times of the phases in % of the communication time without a buffer.
 
-    The cluster is modelled. The lab is modelled and measured.
+    All workers are equally fast. The cluster is modelled. The lab is modelled and measured.
 
     Parameters
     ----------
@@ -159,4 +160,9 @@ def draw(frame: pd.DataFrame) -> Figure:
         "A buffer of 1 GB adds WAIT; it shortens communication only of ResNet-101, on "
         "the cluster and with expensive start-ups"
     )
-    return phases.draw(named, "buffer", "communication [% of no buffer]", title)
+    return phases.draw(
+        named,
+        bar_name="buffer",
+        label="communication [% of no buffer]",
+        title=title,
+    )

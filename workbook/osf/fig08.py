@@ -202,6 +202,7 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame) -> None:
         index="workers", columns=["network", "quantity"], values="model"
     )
     lines = {}
+    # VGG-16 as published and with replaced layers.
     for network in ("VGG16", REPLACED):
         for quantity in ("OSF", "CSF"):
             # The part of the name before the colon sets the style of the line. The part

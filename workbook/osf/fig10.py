@@ -89,6 +89,7 @@ def numbers(
             errors = _errors(samples, to_predict, models)
             tables.append(errors.assign(link=link, ranks=ranks))
     if not tables:
+        # The text names a tag of this repository, whose recordings have such links.
         raise UserError(
             f"no link with all-reduces of {network}: those of v0.2-studies have them"
         )
@@ -176,6 +177,8 @@ def _cost(
     bandwidth-delay product of the link in bytes.
     """
     if model == "ring_all_reduce":
+        # The line of osf Eq 7 is not fitted to all sizes. It goes through the median times of
+        # the smallest and of the largest one, the two ends.
         return osf.ring_from_ends(sizes, seconds, workers)
     # All other models are named by the form of a cost. "BDP" in such a name stands for the
     # threshold. Without draws, the fit computes no interval, which is not needed here.
@@ -273,7 +276,7 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 
     ``comparisons`` is what `decided` returned.
     """
-    # Comparisons whose errors differ by more than two runs do.
+    # Comparisons whose two errors are farther apart than the times of two runs are.
     clear = comparisons[comparisons["decided"]]
     eq18_is_closer = clear["eq18_error"] < clear["line_error"]
     text = (
@@ -362,12 +365,13 @@ BENT = "piecewise:BDP"
 
 
 def _links_in_words(ratios: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
-    """Return the ratios of each link, and by how much two runs over the link differ.
+    """Return the ratios of errors of each link, and by how much two runs over it differ.
 
     Parameters
     ----------
     ratios : DataFrame
-        A row for each link, and a column for each of LINES.
+        The median error of a straight line over that of osf Eq 18. There is a row for each
+        link, and a column for each of LINES.
     rows : DataFrame
         What `_cost_errors` returns.
     """
@@ -420,10 +424,12 @@ def _linear_over_piecewise(condition: str) -> Result:
 def _below_bandwidth_delay() -> Result:
     """Return the share of messages below the printed bandwidth-delay product, in %.
 
-    The paper states neither the networks nor the buffers. Each choice is a reading.
+    The paper states neither the networks nor the buffers. Each choice is a reading. The claim
+    is undecided, because some readings agree with the printed share of 53.1% and others do not.
     """
-    # A buffer of 0 bytes is no fusion, and the others are those of Figure 4. For VGG-16
-    # alone, only 0 and 1 KB count, with which it has the share that is printed (docs/studies.md).
+    # A buffer of 0 bytes is no fusion, and the others are those of Figure 4. For VGG-16 alone,
+    # only the two readings that agree are taken. Its other buffers disagree, as all readings of
+    # the five networks do, and would not change the outcome.
     readings = {}
     for buffer_bytes in (0, KB):
         readings[f"VGG-16, buffer {buffer_name(buffer_bytes)}"] = claims.counted(
