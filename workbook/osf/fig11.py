@@ -149,7 +149,8 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         A row for each planner, MG-WFBP and the best plan ("exact"), and for each network,
-        link and number of workers of the campaign. ``gain`` is by which share the iteration
+        link and number of workers of the campaign. No column tells the links and numbers of
+        workers apart. ``gain`` is by which share the iteration
         with the buffer is longer, the median over the rounds of the campaign. Its 95%
         interval is ``gain_low`` to ``gain_high``. A planner that was not replayed has no
         rows.
@@ -570,18 +571,20 @@ def _common_outcome(shares: pd.Series) -> Outcome:
     return Outcome.UNDECIDED
 
 
-def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Result:
+def _by_reading(
+    high_ends: pd.DataFrame, note: str, low_ends: Any = -math.inf
+) -> Result:
     """Return a result on which several readings of a claim must agree.
 
     Parameters
     ----------
-    ends : DataFrame
-        A column for each reading, and a row for each setting: the largest number that
-        is possible there.
+    high_ends : DataFrame
+        A column for each reading, and a row for each setting, a guess at what the paper leaves
+        out of its cluster: the largest number that is possible there.
     note : str
         What the numbers are.
     low_ends : DataFrame or float, optional
-        The least number that is possible there, in the form of ``ends`` or the same for all.
+        The least number that is possible there, in the form of ``high_ends`` or the same for all.
         By default there is no lower bound.
 
     Returns
@@ -593,20 +596,20 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
     """
     # For each setting and reading, the least and the largest number that is possible there,
     # shape (settings times readings, 2).
-    spans = np.stack(np.broadcast_arrays(low_ends, ends), axis=-1).reshape(-1, 2)
+    spans = np.stack(np.broadcast_arrays(low_ends, high_ends), axis=-1).reshape(-1, 2)
 
     def judge(low: float, high: float) -> Verdict:
         """Return the verdict on a claim that accepts numbers from ``low`` to ``high``."""
         # A setting can meet the claim if the interval of what is possible there, ``low_ends``
-        # to ``ends``, overlaps with that of the claim.
-        is_possible = (low_ends <= high) & (low <= ends)
+        # to ``high_ends``, overlaps with that of the claim.
+        is_possible = (low_ends <= high) & (low <= high_ends)
         # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()
-        # "It" is the number in ``ends``. A setting can meet the claim if this is at least ``low``.
-        # ``high`` excludes no setting of the claims below: gains have no lower bound, and the
-        # claimed number of networks is the largest, all five. A claim of "at most" has no ``low``.
+        # The text gives ``high_ends``, and says from which of them on a setting can meet the
+        # claim. This is ``low`` alone, because for all claims below, ``low_ends`` is at most
+        # ``high``: it is minus infinity for gains, and at most five, as claimed, for networks.
         parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
-        for reading, values in ends.items():
+        for reading, values in high_ends.items():
             parts.append(
                 f"{reading} {values.min():.3g} to {values.max():.3g}, "
                 f"reached in {shares[reading]:.0%}"
@@ -623,9 +626,10 @@ def _by_reading(ends: pd.DataFrame, note: str, low_ends: Any = -math.inf) -> Res
 @check("osf-fig11-mgwfbp-min", READINGS, "min")
 @check("osf-fig11-mgwfbp-max", READINGS, "max")
 def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
-    """Return an upper bound of adaFusion's gain in %, which no other plan can exceed either.
+    """Return an upper bound of the gain of any plan in %, and so of that of adaFusion.
 
-    The gain of adaFusion itself stands in the note.
+    The gain of adaFusion itself stands in the note. It is predicted with the straight line of
+    osf Eq 7, because the coefficients of Eq 18, by which the paper predicts, are not printed.
 
     Parameters
     ----------
@@ -636,15 +640,17 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
         Whether the paper's number is the least or the largest gain of the networks.
     """
     gains = _fusion_gains().set_index(["setting", "network"])
-    # The iteration of each planner over the least possible one, which is 1 plus the bound of the
-    # gain over this planner. A row is a setting and network, and a column is a reading.
+    # ``over_<planner>`` is the bound: the iteration of the planner over the least possible one,
+    # minus 1. Both ratios below are without the "minus 1", so that their quotient is the
+    # iteration of the planner over that of adaFusion. A row is a setting and network, and a
+    # column is a reading.
     planner_over_least = pd.DataFrame(
         {name: 1 + gains[f"over_{planner}"] for planner, name in planners.items()}
     )
     adafusion_over_least = 1 + gains[f"over_{ADAFUSION}"]
     planner_over_adafusion = planner_over_least.div(adafusion_over_least, axis=0)
 
-    # A ratio minus 1 is a gain. ``which`` takes the least or the largest of the five networks.
+    # Minus 1, each ratio is a gain. ``which`` takes the least or the largest of the five networks.
     bound_percent = 100 * (planner_over_least.groupby("setting").agg(which) - 1)
     adafusion_percent = 100 * (planner_over_adafusion.groupby("setting").agg(which) - 1)
     # The range over the settings, for each reading.
@@ -661,8 +667,9 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
 
 @check("osf-fig11-best-buffer")
 def _best_buffer() -> Result:
-    """Return for how many of the five networks the constant buffer is the best.
+    """Return for how many of the five networks the constant buffer of 100 MB is the best.
 
+    The number is counted in each setting, a guess at what the paper leaves out of its cluster.
     The paper does not say which other buffers it tried. By one reading they are no fusion and
     the buffers of Figure 4, and by the other the buffers MORE, too.
     """
@@ -676,8 +683,7 @@ def _best_buffer() -> Result:
         }
     )
     n_networks = is_best.groupby("setting").sum()
-    # The number of networks in a setting is exact. It is given as both the largest and the least
-    # number that is possible there.
+    # In one setting, the number is exact: it is both the largest and the least possible one.
     return _by_reading(
         n_networks, "against which others is not stated", low_ends=n_networks
     )
