@@ -195,13 +195,13 @@ def _intensity_order() -> Result:
 def _first_with_64_threads() -> pd.Series:
     """Return the first batch at which each network's best configuration has 64 threads.
 
-    The batch is an index in BATCHES, or their number if no batch has 64 threads. The networks
-    are in ascending order of intensity.
+    The threads of all blocks are counted, so that only the configuration 1x64 has 64. The batch
+    is an index in BATCHES, or their number if no batch has 64 threads. The networks are in
+    ascending order of intensity.
     """
     intensity = paper_table("sharing", "tab02").set_index("network")["intensity"]
     by_intensity = intensity.sort_values(kind="stable").index
-    # A configuration with 64 threads is 1x64. There is a row for each network, and a column for
-    # each batch in ascending order.
+    # A row for each network, and a column for each batch in ascending order.
     has_64 = _best_threads().loc[by_intensity] == 64
     # The argmax of booleans is the first that is true.
     first_true = has_64.to_numpy().argmax(axis=1)
@@ -212,12 +212,14 @@ def _first_with_64_threads() -> pd.Series:
 def _late_in_words(late: pd.Index) -> str:
     """Return the note of `_intensity_order`, which names the late networks.
 
-    ``late`` are the networks for which 1x64, the configuration with 64 threads, becomes the best
-    at a larger batch than for a network of lower intensity. The note has their throughput with
-    1x64 and with their best configuration, at the batch at which 1x64 was the best for the other
-    network already. The two are close, so that 1x64 only just fails to be the best.
+    A network is late if 1x64, the configuration with 64 threads, becomes its best at a larger
+    batch than for another network of lower intensity. For each late network, the note has two
+    throughputs, at the batch at which the other network has 1x64 as its best already: with 1x64,
+    and with the late network's best configuration. These throughputs are close, so that 1x64 only
+    just fails to be the best.
     """
-    # The only late network of Table 2 is ViT-Base/16, and that batch is 32.
+    # Table 2 has one late network, ViT-Base/16. At batch 32, where 1x64 is not yet its best, 1x64
+    # is already the best for a network of lower intensity.
     images_per_s = throughput().xs(32, level="batch").loc[late]
     rates = ", ".join(
         f"{network}, {row['1x64']:.0f} against {row.max():.0f} images/s"

@@ -231,7 +231,8 @@ def _common_state(here: str, inputs: Sequence[Path]) -> list[str]:
     """Return what the results of every notebook depend on, as texts.
 
     They are the version of Python, the versions of installed distributions, a hash of the
-    files of PACKAGES and of the data in ``inputs``, and the parameter ``here``.
+    files of PACKAGES and of the data in ``inputs``, and ``here``, the directory of what was
+    measured on this machine, or "". Notebooks take ``here`` as a parameter.
     """
     versions = {f"{dist.name} {dist.version}" for dist in metadata.distributions()}
     files: list[Path] = []

@@ -41,11 +41,13 @@ def cases() -> dict[str, dict[str, Any]]:
         wire
             The cost of a message: ``alpha_s`` and ``beta_s_per_byte`` of a line, which the
             sliders of the page change. Recorded networks also have a ``table`` of the
-            measured ``bytes`` and ``seconds``, in which the line does not change.
+            measured ``bytes`` and ``seconds``. These times hold while the sliders stay where
+            they start, whose alpha and beta the table has, too.
         ends
-            The plan with which the page opens: for each of its messages, how many gradients
-            in ready order have been sent after it. The plan is PyTorch's default for the
-            recorded networks, and one message per gradient for the network "toy".
+            The plan with which the page opens, as running totals: for each message, the number
+            of gradients in it and in all messages before it. Messages take gradients in ready
+            order. The plan is PyTorch's default for the recorded networks, and one message per
+            gradient for the network "toy".
         about
             What the page says of the network.
     """

@@ -198,7 +198,8 @@ def counts(verdicts: pd.DataFrame) -> pd.DataFrame:
         row and the column "all" are sums. Outcomes of requirements are left out.
     """
     table = pd.crosstab(verdicts["evidence"], verdicts["outcome"])
-    # All kinds of evidence and all outcomes are shown, also those that no claim has.
+    # Kinds of evidence and outcomes that no claim has are added with counts of 0. Outcomes of
+    # requirements are dropped, because OUTCOMES lacks them.
     kinds = [str(evidence) for evidence in Evidence]
     table = table.reindex(index=kinds, columns=OUTCOMES, fill_value=0)
     return _with_sums(table)

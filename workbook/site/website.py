@@ -61,8 +61,8 @@ def write(
     source = folder.parent / "site-source"
     sources.assemble(executed, source, reports, values, notebooks)
     build(source, folder, repository_address(), jobs)
-    # Sphinx has made the notebooks as shown the downloads of the site. The stored ones replace
-    # them.
+    # Sphinx offers for download the notebooks as the site shows them, with solutions in place of
+    # exercises. The stored notebooks replace these.
     offer(notebooks, folder)
     return folder / "index.html"
 
