@@ -71,8 +71,8 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
     Parameters
     ----------
     runs : DataFrame
-        A row for each iteration. ``repeat`` numbers the rounds, in each of which every case
-        runs once.
+        A row for each iteration. ``repeat`` numbers the rounds. In each round every case is
+        run once, for several iterations.
 
     Returns
     -------
@@ -80,8 +80,8 @@ def measured(runs: pd.DataFrame) -> pd.DataFrame:
         A row for each case. The columns are those of the case, ``origin``, and these:
 
         measured_iteration_s, measured_exposed_communication_s, measured_compute_s
-            Seconds, each the median over rounds of the median in a round. Disturbed
-            iterations count only in a case that has no others.
+            Seconds, each the median over rounds of the median over a round's iterations.
+            Disturbed iterations count only in a case that has no others.
         repeats
             The number of rounds.
         repeatability, repeatability_exposed
@@ -200,9 +200,9 @@ def validate(
         <model>_error, <model>_paired_error, <model>_exposed_error
             The relative errors of these, as `_with_errors` describes them.
         lower_s, upper_s
-            The ends of the prediction interval of our model in seconds. The interval leaves
-            out how compute has drifted since its profile. The ends are NaN if the costs
-            have no draws.
+            The ends of the prediction interval of our model in seconds, without the drift
+            of compute since its profile. `labelled` adds the drift as measured. The ends are
+            NaN if the costs have no draws.
         contention
             Whether the prediction counts how messages and compute slow each other down.
         predicted_compute_s
@@ -228,8 +228,8 @@ def validate(
         communication = calibration.of_case(case)
         seconds = predicted_times(ours, communication.costs_by_form)
         seconds[RESCALED] = _rescaled_times(ours, row["measured_compute_s"])
-        # The paired interval is for a comparison at the measured compute time. It leaves out the
-        # drift of compute.
+        # This interval leaves out how compute has drifted since its profile. `labelled` moves the
+        # interval of real training by that drift, measured less predicted compute.
         lower_s, upper_s = ours.paired_interval_s or (math.nan, math.nan)
         predicted.append(
             {
@@ -341,10 +341,11 @@ def judge(
     form : str, optional
         The form of our model's cost.
     marked : bool, optional
-        Whether to return the marked cases of live runs, which are those on this machine.
-        They are the cases that `measured` marks and those that the processor limited. By
-        default they are dropped. For recorded runs, the argument changes nothing: only
-        cases that the processor limited are dropped.
+        Whether to return the marked cases of live runs, which are runs on this machine. A
+        case is marked if all its iterations were disturbed, if its rounds differ too much
+        (both noted by `measured`), or if the processor limited it. By default marked cases are
+        dropped. For recorded runs, the argument changes nothing: only cases that the
+        processor limited are dropped.
 
     Returns
     -------
@@ -454,8 +455,9 @@ def joined(campaign: Source) -> pd.DataFrame:
     # An iteration is its compute and its exposed communication.
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
-    # Only predictions of real training count contention, that messages and compute slow each other
-    # down. By this column, `labelled` tells the cases whose real compute drifts after its profile.
+    # True for real training. Only its predictions count contention, that messages and compute slow
+    # each other down. Its compute drifts after its profile, so that `labelled` moves the intervals
+    # of these cases by measured less predicted compute.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -800,7 +802,8 @@ def goals_met(standing: str) -> tuple[int, int]:
     Returns
     -------
     met, total : int
-        Goals that were neither met nor missed, and those of SIZES, do not count.
+        Rows for which no goal was set do not count, nor do goals for how much was to be
+        measured (SIZES).
     """
     goals = _goals_that_count(frozen("goals"))
     of_standing = goals[goals["standing"] == standing]
@@ -819,8 +822,8 @@ def goals_by_set() -> pd.DataFrame:
     -------
     DataFrame
         By the name of the campaign, in the order of reports/goals.csv, how many goals were
-        ``preset``, and how many of these were ``met``. Rows that were neither met nor
-        missed, and goals for how much was to be measured (SIZES), do not count.
+        ``preset``, and how many of these were ``met``. Rows for which no goal was set do
+        not count, nor do goals for how much was to be measured (SIZES).
     """
     goals = _goals_that_count(frozen("goals"))
     # The file calls preset goals confirmatory, and its truth values are texts.
@@ -854,6 +857,7 @@ def goal_counts() -> dict[str, Any]:
     by_campaign = goals_by_set()
     poor = by_campaign[2 * by_campaign["met"] < by_campaign["preset"]]
     goals = frozen("goals")
+    # Whether each was met, as the text "True" or "False" of the file.
     of_sharded = goals[goals["goal"] == OF_SHARDED_INTERVALS]["held"]
     return {
         "preset_met": preset_met,
@@ -874,8 +878,9 @@ def coverage_of_95() -> pd.DataFrame:
 
     A measurement is a campaign and a value of ``replayed_or_real``. It may have several
     rows: for single iterations next to medians, for further models, or for all cases next
-    to the unmarked ones. The first row is what was reported. The campaign "live" holds two
-    measurements, whose runs were quiet or disturbed. Only the note tells these apart.
+    to those that are not marked as disturbed. The first row is what was reported. The
+    campaign "live" holds two measurements, whose runs were quiet or disturbed. Only the note
+    tells these apart.
 
     Returns
     -------
@@ -905,9 +910,10 @@ def outcome(campaign: str) -> str:
         raise UserError(
             f"{campaign!r} has no row in reports/goals.csv: name one that has"
         )
-    # Without goals for how much to measure, and rows for which no goal was set.
+    # Rows for which no goal was set are dropped, and goals for how much was to be measured.
     goals = _goals_that_count(rows)
     sentences = []
+    # The file calls preset goals confirmatory.
     for standing, kind in (("confirmatory", "preset"), ("exploratory", "exploratory")):
         of_kind = goals[goals["standing"] == standing]
         if len(of_kind):
