@@ -128,7 +128,7 @@ def cs336_iterations(path: Path) -> pd.DataFrame:
     """
     frame = table(path)
     bucket_bytes = MIB * frame.pop("bucket_mb")
-    # Only the file of iterations whose messages follow backward has the column overlap.
+    # In a file without the column overlap, the messages of all iterations overlap with backward.
     overlap = frame.get("overlap", True)
     return frame.assign(bucket_bytes=bucket_bytes, overlap=overlap)
 
@@ -164,7 +164,8 @@ def resnet50() -> Workload:
     parameter. The time of any other operator counts towards the next gradient.
     """
     frame = table(EXTERNAL / "triosim" / "resnet50-h100-b128.csv.gz")
-    # The numbers of the tensors that an operator takes, and their numbers of elements.
+    # Lists, written as texts: the ids of the tensors that an operator takes, and how many elements
+    # each of them has.
     for name in ("Operator_input", "InputSize"):
         frame[name] = [_integers(text) for text in frame[name]]
     # The file has microseconds.
@@ -186,7 +187,7 @@ def _integers(text: str) -> tuple[int, ...]:
 
 
 def _parameter_sizes(frame: pd.DataFrame) -> dict[int, int]:
-    """Return the number of elements of each parameter, by the number of its tensor."""
+    """Return the number of elements of each parameter, by the id of its tensor."""
     is_update = frame["OperatorName"] == "aten::_foreach_addcdiv_"
     # The trace has one update of all parameters at once.
     (update,) = frame[is_update].itertuples()
@@ -202,7 +203,7 @@ def _parameters_of_layers(
 ) -> list[list[int]]:
     """Return the parameters of each layer, in the order of forward.
 
-    ``frame`` has the traced operators, and the keys of ``elements`` are the numbers of the
+    ``frame`` has the traced operators, and the keys of ``elements`` are the ids of the
     tensors that are parameters. An operator of forward is a layer if it takes a parameter.
     """
     layers = []
@@ -228,7 +229,7 @@ def _ready_gradients(
     Returns
     -------
     ready : list of int
-        The parameters, by the numbers of their tensors.
+        The parameters, by the ids of their tensors.
     gaps_s : list of float
         The seconds of backward between each gradient and the one before it.
     """
@@ -264,7 +265,7 @@ def _layer_of(operator: Any, pending: Sequence[list[int]]) -> list[int] | None:
     for layer in pending:
         if set(layer) & set(operator.Operator_input):
             return layer
-    # A product of matrices is traced with a copy of its parameter, which has another number.
+    # A product of matrices is traced with a copy of its parameter, which has another id.
     # Backward begins with the last layers, so that its layer is the last pending one.
     if "AddmmBackward" in operator.OperatorName:
         return pending[-1]

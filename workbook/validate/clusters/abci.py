@@ -38,19 +38,19 @@ The free number is a slowdown of compute, or seconds that are added to every ste
 @cache
 def costs() -> dict[tuple[str, int], Table]:
     """Return the cost of an all-reduce in place, by GPU ("A100" or "V100") and number of ranks."""
-    tables = {}
+    cost_of = {}
     for path in sorted((EXTERNAL / "abci").glob("allreduce_*.log.gz")):
         text = read(path)
-        tables_of_log = read_tables(text, file=str(path))
-        rows_of_log, log_table = read_log(
-            tables_of_log, file=str(path), collective="all_reduce"
-        )
+        printed = read_tables(text, file=str(path))
+        # The message times of the only printed table of all-reduces, and the table itself.
+        times, all_reduces = read_log(printed, file=str(path), collective="all_reduce")
         # The log names the GPUs that it was measured on, as "A100-SXM".
         device = next(name for name in DEVICE.values() if f"{name}-SXM" in text)
-        in_place = rows_of_log[rows_of_log["place"] == "in_place"]
+        in_place = times[times["place"] == "in_place"]
         sizes = in_place["bytes"].to_numpy(float)
-        tables[device, log_table.ranks] = Table(sizes, in_place["seconds"].to_numpy())
-    return tables
+        seconds = in_place["seconds"].to_numpy()
+        cost_of[device, all_reduces.ranks] = Table(sizes, seconds)
+    return cost_of
 
 
 def _iteration_s(

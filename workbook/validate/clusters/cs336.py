@@ -312,16 +312,16 @@ def compute_times(
 ) -> dict[tuple[int, int], float]:
     """Return the seconds of forward and backward alone, by batch and sequence.
 
-    A rule of data/external/rules.yml says what measured iterations serve for. If some show
-    compute alone, their all-reduces all follow backward, and compute is such an iteration less
-    its all-reduces and its update. Otherwise compute is fitted to the iterations that calibrate,
-    so that the model predicts these exactly.
+    A rule of data/external/rules.yml says what measured iterations serve for. Some rules have
+    iterations in which no all-reduce overlaps with compute, because all of them follow backward.
+    Compute is then such an iteration less its all-reduces and its update. Under other rules,
+    compute is fitted to the iterations that calibrate, so that the model predicts these exactly.
 
     Parameters
     ----------
     parts : Rows
-        The rows of a rule. Its rows of compute have each batch and sequence once, and so do
-        those that calibrate.
+        The rows of a rule. Its part ``compute`` has the iterations without overlap. They
+        have each batch and sequence once, and so do those that calibrate.
     name : str
         The model with which compute is fitted.
     slowdown : float
@@ -365,6 +365,8 @@ def predicted_s(
     slowdown : float
         The slowdown of the model, as `iteration_s` takes it. Models without one ignore it.
     """
+    # If the rule has no rows of compute alone, compute is fitted so that this model with this
+    # slowdown predicts the rows that calibrate.
     compute_s = compute_times(parts, name, slowdown)
     iterations_s = []
     for row in target[CONFIGURATION].itertuples(index=False):
@@ -378,8 +380,9 @@ def predicted_s(
 def predictions() -> pd.DataFrame:
     """Return the iterations with buckets, as predicted by every model and both of RULES.
 
-    These are the test rows of both rules. The rules differ in how compute is found: from the
-    iterations without buckets, or from those whose all-reduces all follow backward.
+    Both rules calibrate models on iterations without buckets and test them on those with
+    buckets. They differ in how compute is found: from the iterations without buckets, or from
+    further ones whose all-reduces all follow backward.
 
     Returns
     -------

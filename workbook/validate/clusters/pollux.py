@@ -119,11 +119,12 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
         """Return iterations for n computes and n times of all bytes on the link, in seconds."""
-        # Shape (n,), or (k, n) with k slowdowns.
+        # (n,), or (k, n) with slowdowns of shape (k, 1).
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
         # The outer products have one more axis at the end, that of the buckets.
         ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
         on_link_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
+        # The model counts only the time on the link, and none that a processor takes to send.
         no_processor_time_s = np.zeros_like(ready_s)
         # A slowdown is the same for all iterations and buckets.
         slowdown_of_buckets = np.asarray(slowdown, float)[..., None]
@@ -321,6 +322,8 @@ def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
     target = parts.fit.query("nodes > 1")
     # The k values that are tried, as a column, give predictions of shape (k, n).
     numbers = np.array(MODELS[name])
+    # The compute of each target row, and the compute and the iteration of the row of ``parts``
+    # that calibrates its placement.
     timed_s = timings(parts, target)
     predicted_s = predict(timed_s, model(name, shape, numbers[:, None]))
     errors = np.abs(predicted_s / target["iteration_s"].to_numpy() - 1)
@@ -363,6 +366,8 @@ def predictions(rules: Sequence[str] = tuple(NETWORKS)) -> pd.DataFrame:
         parts = clusters.rows(rule)
         # The rule names the workload whose layers stand for those of its network.
         shape = SHAPES[clusters.rules()[rule]["shape"]]()
+        # The compute of each test row, and the compute and the iteration of the row that
+        # calibrates its placement. The iterations of test rows are not among them.
         timed_s = timings(parts, parts.test)
         measured = parts.test[[*PLACE, "batch"]].assign(
             rule=rule,
@@ -386,7 +391,8 @@ def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Se
         batches messages are a small part of an iteration, so that the errors show how
         compute differs between the nodes.
     rule : str
-        The rule, which is that of one network.
+        A rule of data/external/rules.yml, which says which measured rows of a network
+        predict which others.
     name : str, optional
         The model. By default our model without any slowdown.
     """

@@ -135,12 +135,15 @@ def pollux_curves(network: str) -> dict[str, pd.DataFrame]:
     frame = pd.concat([pollux_iterations(path) for path in files], ignore_index=True)
     frame["per_node"] = frame["ranks"] / frame["nodes"]
     # Only rows with the same number of GPUs on each node are kept. A placement has a digit for
-    # each node, and one such as "1124" is uneven. Rows without placements are uneven if their
-    # number of GPUs on a node is a fraction.
+    # each node, and one such as "1124" is uneven.
     has_equal_digits = frame["placement"].map(lambda text: len({*text}) <= 1)
-    frame = frame[has_equal_digits & (frame["per_node"] % 1 == 0)]
+    # Rows of the file without placements have "", whose digits count as equal. They are uneven
+    # if their number of GPUs on a node is a fraction.
+    has_whole_number = frame["per_node"] % 1 == 0
+    frame = frame[has_equal_digits & has_whole_number]
     columns = {"ranks": "gpus", "iteration_s": "step_s"}
-    # A row counts as one job, because it has a single step.
+    # On a curve, each count of nodes and GPUs has one row, and so one job. The jobs of different
+    # counts may have the same name.
     frame = frame.rename(columns=columns).assign(job="run")
     curves = {}
     for (per_node, batch), rows in frame.groupby(["per_node", "batch"]):
@@ -170,7 +173,8 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
     """
     frame = table(source / "rates.csv")
     samples = frame["gpus"] * frame["samples_per_gpu"]
-    # A row counts as one job, because it has a single rate.
+    # On a curve, each number of GPUs has one row, and so one job. The jobs of different numbers
+    # may have the same name.
     frame = frame.assign(step_s=samples / frame["samples_per_s"], job="run")
     columns = ["gpus", "nodes", "job", "step_s"]
     return {str(name): rows[columns] for name, rows in frame.groupby("curve")}
@@ -179,6 +183,9 @@ def published_curves(source: Path) -> dict[str, pd.DataFrame]:
 @cache
 def sets() -> dict[str, dict[str, pd.DataFrame]]:
     """Return the eleven sets of curves on which the law was chosen, by name.
+
+    The law (`ddlkit.core.scaling.step_s`) predicts steps on more nodes. It was chosen, with the
+    interval of its predictions, while these curves were in sight.
 
     Returns
     -------
@@ -194,6 +201,8 @@ def sets() -> dict[str, dict[str, pd.DataFrame]]:
     }
     for network in ("bert", "cifar10", "deepspeech2", "imagenet", "ncf", "yolov3"):
         chosen_on[f"Pollux, {network}"] = pollux_curves(network)
+    # Nobody had seen these curves when the first interval was tested on them, and failed. They
+    # were in sight when the present interval was chosen.
     chosen_on["Amazon EC2"] = published_curves(FORMERLY_BLIND)
     return chosen_on
 
@@ -220,13 +229,15 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     DataFrame
         One row for each curve, anchor of at least two nodes, and larger count. The columns are
 
-        - those that the comment on ``scaling_steps`` in data/goals.yml explains,
+        - ``error``, ``factor_error``, ``inside``, ``half`` and ``loss``, as the comment on
+          ``scaling_steps`` in data/goals.yml explains them,
         - ``curve``, ``anchor`` (its nodes), ``nodes`` (to predict for), ``measured_s`` and
           ``predicted_s``,
         - the relative error of each rival law, under its name,
-        - ``answered``, whether the wish was answered with yes or no when the goals were
-          tested, by the interval alone, and ``right``, whether this answer was right,
-        - ``answered_today`` and ``right_today``, the same of the command as it is,
+        - ``answered``, whether `ddlkit scale` answered the wish with yes or no when the goals
+          were tested, by the interval alone, and ``right``, whether this answer was right,
+        - ``answered_today`` and ``right_today``, the same of `ddlkit scale` as it is now, which
+          also knows that more nodes do not shorten a step,
         - in seconds ``one_s``, ``fastest_one_s`` and ``slowest_one_s``, the step of the
           smallest count and those of its fastest and slowest job, ``lower_s`` and
           ``upper_s``, the limits of the interval, and ``least_s``, the shortest step that is
@@ -270,7 +281,8 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
     ``result`` predicts the step on ``nodes`` nodes from those of the measured ``steps`` that
     are on fewer nodes. A wish asks whether the scaling factor, the step of the smallest count
-    over that of ``nodes`` nodes, is at least WISH. Its answer is "yes", "no" or "open".
+    over that of ``nodes`` nodes, is at least WISH. The answer of `ddlkit scale` is "yes", "no" or
+    "open". The row has two answers: that of today, and that of the time when goals were tested.
     """
     predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
@@ -282,9 +294,9 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     lower_s, upper_s = predicted.interval_s
     right_answer = "yes" if factor >= WISH else "no"
     answer_today = result.wish.answer
-    # When the goals were tested, the interval alone gave the answer. It left a wish open if the
-    # shortest step of the interval meets it. The command of today answers some of these wishes
-    # with "no", because more nodes do not shorten a step, and that of the anchor is too long.
+    # Today `ddlkit scale` also says "no" if the step of the anchor is too long, because more nodes
+    # do not shorten a step. When the goals were tested, only the interval counted, and a wish was
+    # open if the shortest step of the interval met it. The goals are judged by that answer.
     answer_then = answer_today
     if answer_today == "no" and one_s / lower_s >= WISH:
         answer_then = "open"
@@ -462,8 +474,10 @@ def blind_cases(further: Path | None = None) -> pd.DataFrame:
 def _cases_of(sources: Sequence[Path]) -> pd.DataFrame:
     """Return the cases of the curves in the folders ``sources``, as `later_cases` does.
 
-    Steps are predicted for at most MOST_TIMES the nodes of the anchor, the measured count that
-    predicts them. Curves are blind, not known when the law was committed, except for NOT_BLIND.
+    The law (`ddlkit.core.scaling.step_s`) predicts steps from those measured on fewer nodes. The
+    largest of these numbers of nodes is the anchor, and steps on at most MOST_TIMES as many nodes
+    are predicted. A curve is blind if nobody had seen it when the law was committed. All are but
+    those of NOT_BLIND.
     """
     tables = []
     for source in sources:
@@ -483,7 +497,7 @@ def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
     Parameters
     ----------
     own_cases : DataFrame
-        Cases with the columns of `cases`, and with ``source``.
+        The cases that are drawn from, with the columns of `cases`, and with ``source``.
     draws : int
         The number of resamples. Each has as many curves as there are, drawn with replacement.
         All cases of a curve are drawn together.
@@ -506,8 +520,9 @@ def resampled(own_cases: pd.DataFrame, draws: int, seed: int) -> pd.DataFrame:
         rows = np.concatenate([curves[number] for number in drawn])
         table = judged(own_cases.iloc[rows])
         reached.append(table["reached"].to_numpy())
-    # One row for each resample, one column for each goal. In a resample without any answered
-    # wish, the share of right answers is NaN and does not count.
+    # One row for each resample, one column for each goal. One goal is the share of right answers
+    # to the question whether a scaling factor is at least WISH. The answer may be left open. In a
+    # resample where all are open, the share is NaN and does not count.
     lower, upper = np.nanquantile(np.array(reached), [0.05, 0.95], axis=0)
     return pd.DataFrame({"goal": table["goal"], "lower": lower, "upper": upper})
 
@@ -604,9 +619,9 @@ def _extrapolated(
         # Only sizes at which the cost has a time, so that none is interpolated. These are among
         # the sizes of the anchor, and all sizes ascend.
         has_time = np.isin(measured.sizes, cost.bytes)
-        # 1 to 64 MiB.
-        is_asked = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
-        is_judged = has_time & is_asked
+        # The goal ``scaling_all_reduce`` in data/goals.yml is about messages of 1 to 64 MiB.
+        has_size_of_goal = (measured.sizes >= 2**20) & (measured.sizes <= 2**26)
+        is_judged = has_time & has_size_of_goal
         sizes = measured.sizes[is_judged]
         measured_s = measured.seconds[is_judged]
         # The times on the anchor's own nodes, for comparison: what a prediction by which more
