@@ -152,21 +152,21 @@ class Candidate:
     Attributes
     ----------
     counted_from : {"smallest", "node, width from smallest", "node"}
-        The step from which losses are counted. "smallest" is that of the smallest measured
-        count, and "node" that of one whole node. In "node, width from smallest", the law that
-        predicts the step takes one whole node, and the limits take the smallest count.
+        The step on few GPUs from which losses are counted. It is that of the smallest measured
+        count ("smallest"), or that of one whole node ("node"). With the remaining value, the law
+        that predicts a step takes one whole node, and the limits take the smallest count.
     form : {"share", "factor", "residual"}
-        What the upper limit is. For the lower limit, the sign of w and of ``step_share`` changes.
+        How the upper limit follows from the predicted step, its loss and w. The lower limit has
+        -w in place of w, and in the first two forms also -``step_share``.
 
         - "share": (step + w loss) (1 + ``step_share``)
         - "factor": (step - loss + 2^w loss) (1 + ``step_share``)
-        - "residual": step exp(w (loss / step + ``step_share``)), where ``step_share`` keeps
-          its sign
+        - "residual": step exp(w (loss / step + ``step_share``))
     uses_slowest : bool
         Whether the upper limit lies around a prediction from the slowest step of the anchor and
         all smaller counts, in place of the anchor's own step.
     step_share : float
-        The share of the step in ``form``.
+        The share of the step in the formulas of ``form``.
     growth : float
         By which share of its value at the anchor w grows with each doubling of the nodes.
     """
@@ -194,10 +194,15 @@ class Candidate:
         """
         smallest_s = steps["smallest_s"].to_numpy()
         node_s = steps["node_s"].to_numpy()
-        # The steps from which the law and the limits count losses. In "node, width from smallest",
-        # they are different ones.
-        law_from_s = smallest_s if self.counted_from == "smallest" else node_s
-        limits_from_s = node_s if self.counted_from == "node" else smallest_s
+        # The steps from which losses are counted, first by the law that predicts a step, and then
+        # by the limits around it.
+        if self.counted_from == "smallest":
+            law_from_s, limits_from_s = smallest_s, smallest_s
+        elif self.counted_from == "node":
+            law_from_s, limits_from_s = node_s, node_s
+        else:
+            # The value "node, width from smallest".
+            law_from_s, limits_from_s = node_s, smallest_s
         # The nodes of the step over those of its anchor.
         ratio = steps["ratio"].to_numpy()
         predicted_s = law.step_s(law_from_s, steps["anchor_s"], ratio)
@@ -274,7 +279,7 @@ class Comparison:
     candidate : Candidate
         The candidate.
     steps : DataFrame
-        The steps in sight.
+        Steps as `steps_in_sight` returns them.
     """
 
     candidate: Candidate
@@ -288,9 +293,10 @@ class Comparison:
     def number(self, is_used: Floats | None = None) -> float:
         """Return the candidate's number with which its intervals contain 90% of the steps.
 
-        The number is the width of an interval at the anchor, as `Candidate` defines it. It is the
-        90% quantile of the least numbers that single steps need, where each set has the same
-        weight.
+        For each step there is a least number with which its interval contains it. The result is
+        the 90% quantile of these numbers, in which each set has the same weight. A set has the
+        steps that are judged together, such as those of one source. The number is a width, as
+        `Candidate` defines it.
 
         Parameters
         ----------
@@ -354,6 +360,10 @@ class Comparison:
 
 def compared() -> pd.DataFrame:
     """Return all candidates with what the criterion asks of them.
+
+    A wish asks whether the scaling factor, the step of the smallest count over that of the larger
+    one, is at least `scaling.WISH`. It is answered if both limits of the larger count's step give
+    the same answer.
 
     Returns
     -------

@@ -59,18 +59,19 @@ def residuals(steps: pd.DataFrame) -> Floats:
 def width_ratio(level: float, without: str = "") -> float:
     """Return the half-width of the interval at another level over that of the 90% interval.
 
-    Both are read off the `residuals` of the steps in sight, on which the law was chosen. These are
-    distances of measured steps from their predictions, so that an interval with the half-width of
-    their quantile q contains the share q of the steps.
+    Both are quantiles of the `residuals`, the absolute distances of measured steps from their
+    predictions. An interval that reaches as far as the quantile q on either side of a prediction
+    contains the share q of the steps. The steps are those of `steps_in_sight`, which were known
+    when the command's interval was chosen.
 
     Parameters
     ----------
     level : float
-        The one-sided level p, the share of steps on the inner side of one limit. The interval
-        between both limits has the level 2 p - 1.
+        The one-sided level p, the share of steps on the inner side of one limit. If a share of
+        1 - p lies beyond either limit, 2 p - 1 lies between both.
     without : str, optional
-        A source in sight whose steps are not used, because they are judged. By default all
-        are used.
+        A source whose steps are left out, so that its wishes can be judged by the ratio. By
+        default all steps are used.
 
     Returns
     -------
@@ -140,7 +141,8 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     Parameters
     ----------
     cases : DataFrame
-        Cases with ``source``, as `later_cases` returns them, of n rows.
+        Cases with ``source``, as `later_cases` returns them, of n rows. ``answered_today`` is
+        whether the command as it is answers the wish of a case.
     level : float
         The one-sided level, on which the width of the intervals depends.
 
@@ -150,12 +152,12 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
         The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without
         an answer.
     """
-    # The command leaves a wish open, whatever the interval is, if a step that decides it is
-    # doubtful and has to be measured again. These are the wishes that the command does not
-    # answer, although its own intervals, with a ratio of 1, do. They stay open at every level.
+    # Some wishes are not answered by the command, although its intervals alone, whose widths have
+    # the ratio 1, answer them: a step that decides them is doubtful and has to be measured again.
+    # They stay open at every level.
     is_answered_by_interval, _ = _answered(cases, ratio=np.ones(len(cases)))
     is_doubtful = is_answered_by_interval & ~cases["answered_today"].to_numpy(bool)
-    # A source does not choose the width by which it is judged.
+    # No source is judged by a width that its own steps chose.
     ratios = {
         name: width_ratio(level, without=name) for name in cases["source"].unique()
     }
@@ -169,17 +171,18 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
 def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarray]:
     """Return which wishes are answered, and which of them with yes, each of shape (n,).
 
-    A wish asks whether the scaling factor, the step of the smallest count over that of the
-    larger one, is at least `scaling.WISH`. It is answered if all likely steps of both counts
-    give the same answer. Those of the smallest count reach from ``fastest_one_s`` to
-    ``slowest_one_s``, the steps of its fastest and slowest job. ``ratio``, shape (n,), multiplies
-    the half-widths of the interval of each case.
+    A count is a number of nodes with a number of GPUs. A wish asks whether the scaling factor, the
+    step of the smallest count over that of a larger one, is at least `scaling.WISH`. It is
+    answered if all likely steps of both counts give the same answer. Those of the smallest count
+    reach from ``fastest_one_s`` to ``slowest_one_s``, the steps of its fastest and slowest job.
+    Those of the larger count are its interval, whose half-widths are multiplied by ``ratio``,
+    shape (n,).
     """
     predicted_s = cases["predicted_s"]
     lower_s = predicted_s - ratio * (predicted_s - cases["lower_s"])
     upper_s = predicted_s + ratio * (cases["upper_s"] - predicted_s)
-    # More nodes do not shorten a step, so that no likely step is shorter than ``least_s``, that
-    # of the fastest job on the anchor, the fewer nodes from which the step is predicted.
+    # The step of the larger count is predicted from that of fewer nodes, the anchor. More nodes do
+    # not shorten a step, so that it is at least ``least_s``, the shortest likely one on the anchor.
     lower_s = np.maximum(lower_s, cases["least_s"])
     # The answer is yes if even the smallest likely factor is enough, and no if even the largest
     # one is too small.
