@@ -38,9 +38,9 @@ def waking(echoes: pd.DataFrame) -> float:
     Returns
     -------
     float
-        The slope of a straight line through all links with a delay: over the delay of the
-        link, the seconds of an echo beyond its four delays and its bytes. The part of these
-        that is equal on all links is not in the slope.
+        The slope of a straight line through all links with a delay. Each link is a point: x is
+        its delay, and y is what is left of the seconds of an echo without its four delays and
+        the time of its bytes. The part of y that is equal on all links is the intercept.
     """
     # Only echoes that are sent one at a time.
     single = echoes[(echoes["operation"] == "echo") & (echoes["at_once"] == 1)]
@@ -50,8 +50,8 @@ def waking(echoes: pd.DataFrame) -> float:
     delay_s = links.map(lambda link: link.delay_s)
     rate_bits_per_s = links.map(lambda link: link.rate_bits_per_s)
     # On its way, and again on its way back, an echo passes the links of both ranks. Each of the
-    # four passages takes the time of its bytes, of 8 bits each and with all headers, and a
-    # delay.
+    # four passages takes a delay, and the time of the payload and of the ECHO_BYTES around it
+    # (headers and framing), of 8 bits each.
     bytes_s = 8 * 4 * (medians["bytes"] + ECHO_BYTES) / rate_bits_per_s
     beyond_s = medians["seconds"] - 4 * delay_s - bytes_s
     has_delay = delay_s > 0
@@ -68,11 +68,12 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
         Measured collectives of all labs.
     cores : int
         The number of cores of the machine. The software of a rank is expected to take one
-        of them, which counts for links without a delay.
+        of them. Only the predictions of links without a delay depend on this number, because
+        ranks that sleep during a delay leave the cores to others.
     wake_up : float
         The slope that `waking` returns: how many seconds longer a round trip takes for each
-        second of a link's delay, because ranks that sleep must wake. It counts for links
-        with a delay.
+        second of a link's delay, because ranks that sleep must wake. Only the predictions of
+        links with a delay depend on it.
 
     Returns
     -------
@@ -84,7 +85,8 @@ def held_out(collectives: pd.DataFrame, cores: int, wake_up: float) -> pd.DataFr
     """
     all_labs = ring_labs(collectives)
     tables = []
-    # A token bucket (tbf) limits links without a delay. A process emulates those with one.
+    # Links without a delay are limited by a token bucket (tbf). Links with a delay are emulated by
+    # a process.
     for kind, wake_up_of_kind in (("tbf", None), ("emulated", wake_up)):
         has_delay = wake_up_of_kind is not None
         labs = [lab for lab in all_labs if lab.kind == (kind, has_delay)]

@@ -28,7 +28,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from ddlkit.core.collective import STEPS
 from ddlkit.core.lab_links import LinkConditions, read_link
 from ddlkit.core.workload import Floats, Ints
 from ddlkit.model.calibration import undisturbed
@@ -97,15 +96,18 @@ class GlooRing:
         # The segments that a rank sends in one half, two at once.
         segments = (ranks - 1) * segments_per_step
         pairs = np.ceil(segments / 2)
+        # Each pair but the last takes a round trip, the bytes of one segment, and a mean wait for
+        # the busy link.
         pair_s = _pair_s(round_trip_s, segment_s)
         # The last pair, which may have a single segment, takes a round trip and the bytes of
         # its segments.
         last_segments = np.where(segments % 2, 1, 2)
         pairs_s = (pairs - 1) * pair_s + round_trip_s + segment_s * last_segments
         # In each pair the link rests once, while the segments wait for a round trip. Meanwhile a
-        # token bucket saves up a burst of bytes, which later pass at once.
+        # token bucket saves up a burst of bytes, which later pass at once and save ``burst_s``.
         with_bursts_s = pairs_s - pairs * self.burst_s
-        # Bursts hide neither the bytes at the rate of the link nor the round trips.
+        # However much bursts save, a half is never shorter than all of its bytes at the rate of
+        # the link, or than all of its round trips.
         least_s = np.maximum(segments * segment_s, pairs * round_trip_s)
         # Both halves.
         seconds = 2 * np.maximum(least_s, with_bursts_s)
@@ -129,9 +131,11 @@ def _pair_s(round_trip_s: Any, segment_s: Any) -> Any:
 
         T = r + x + (2x / T) x    or    T^2 - (r + x) T - 2 x^2 = 0.
 
-    A segment waits for a round trip and is sent, and also waits for the link. The link is busy
-    with both segments for 2x of the T seconds, so that a segment finds it busy with the
-    probability 2x / T. It then waits x seconds on average.
+    A segment is sent once its receiver has sent notice that it is ready. The last term of T is
+    the mean wait of this notice for its link, which is busy with two segments, one after the
+    other, for 2x of the T seconds. Ranks are not in step, so that the notice may come at any time
+    of the T seconds. It finds the link busy with the probability 2x / T, and then waits for half
+    of the 2x seconds on average.
     """
     first_s = round_trip_s + segment_s
     return (first_s + np.sqrt(first_s**2 + 8 * segment_s**2)) / 2
@@ -175,9 +179,8 @@ def ring_labs(rows: pd.DataFrame) -> list[RingLab]:
         A table of measured collectives. Only labs with equal links and one message in
         flight count. Samples that other programs disturbed are left out.
     """
-    # STEPS is how the names of algorithms begin whose steps our own code sent one by one.
-    # These are not gloo's own.
-    rows = rows[~rows["algorithm"].astype(str).str.startswith(STEPS)]
+    # gloo's own algorithm is "ring". One whose steps our own code sent has a longer name, which
+    # begins with "steps:".
     rows = rows.query(
         "collective == 'all_reduce' and algorithm == 'ring' and in_flight == 1"
     )
@@ -221,10 +224,11 @@ def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
     # weights add up to the same sum for every lab, and the mean square of all weights is 1.
     lab_weights = np.repeat([count**-0.5 for count in counts], counts)
     mean_count = sizes.size / len(labs)
-    # The rings only tell what is known of each lab. `ring_of` takes the three fitted constants
-    # as logarithms. With zeros every constant is 1, so that ``link_s_per_byte`` is that of
-    # the link's rate, before any fit.
-    rings = [ring_of(np.zeros(3), lab.named, lab.workers, waking) for lab in labs]
+    # `ring_of` takes logarithms of the three constants of a fit. One constant is a factor on the
+    # time of a byte at the rate of the link. Before a fit it is 1, whose logarithm is 0. The
+    # four fields that are read off these rings depend on no other constant.
+    unfitted = np.zeros(3)
+    rings = [ring_of(unfitted, lab.named, lab.workers, waking) for lab in labs]
     return _Samples(
         bytes=sizes,
         seconds=np.concatenate([lab.seconds for lab in labs]),
@@ -312,10 +316,12 @@ def fit_rings(
     def residuals(values: Floats) -> Floats:
         """Return what the fit makes small, shape (..., n + 1).
 
-        There is an error for each of the n medians, and one for the prior of the share.
+        There is an error for the median time of each size of each lab, n in all, and one for
+        the prior of the share.
         """
         return _residuals(values, samples, log_share_prior, waking is None)
 
+    # The fit only starts from this value, so that the first lab stands for all.
     log_software = _log_software(labs[0])
     # In logarithms, the upper bounds let a round trip have at most a second of software, a byte
     # take at most e^0.5 times as long as at the rate of the link, and a rank take at most all
@@ -398,8 +404,8 @@ def ring_of(
     # The seconds of software in a round trip, the time of a byte over that at the rate of the
     # link, and the share of all cores that the software of one rank takes.
     software_s, byte_factor, share = np.exp(values).tolist()
-    # Waking lengthens the whole round trip. This passes the links of both ranks, there and back,
-    # and so has four delays, each of which becomes longer by a quarter of this time.
+    # For each second of a link's delay, waking lengthens a whole round trip. This passes the links
+    # of both ranks, there and back, so that each of its four delays gets a quarter of this time.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s=software_s,
@@ -408,7 +414,7 @@ def ring_of(
         workers=workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
-        # With a share of 0, as if ranks sleep, no software waits for a core.
+        # If ranks sleep, the share is 0, with which no software waits for a core.
         core_share=share * (waking is None),
     )
 
