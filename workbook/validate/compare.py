@@ -179,8 +179,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     columns = ["seconds", "bytes_per_s", "overlap_share"]
     medians = contention.groupby([*kernel, *communication])[columns].median()
     rows = medians.reset_index()
-    # Between ranks, a kernel is timed alone once more for every setting of blocks and threads.
-    # The median over all of these times is taken.
+    # On a single rank, a kernel is timed alone once. A recording of several ranks can have timed it
+    # alone once more for every setting of blocks and threads. The median is over all settings.
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(kernel)["seconds"].median().rename("alone_s")
     beside = rows[~is_alone].join(alone_s, on=kernel)

@@ -125,9 +125,9 @@ def _line_of_case(case: Any) -> str:
     """Return what was measured and predicted of a case, a row of cases, in words."""
     what = f"{case.network}:{case.batch} {case.plan}, {case.workers} ranks over {case.link}"
     predicted_s = case.model_iteration_s
-    # The error of a training is that of its exposed communication alone. The prediction with this
-    # error has the measured compute time in place of the predicted one.
     if case.kind == TRAINING:
+        # The error is that of a prediction with the measured compute time, as a share of the
+        # measured iteration. In ``model_iteration_s`` the compute time is predicted, too.
         predicted_s = case.measured_iteration_s * (1 + case.error)
     lower, upper = format_seconds(case.lower_s), format_seconds(case.upper_s)
     line = (

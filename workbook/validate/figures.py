@@ -142,7 +142,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     # Only plans with several messages test a model of overlap.
     tested = cases[~cases["one_message"]]
 
-    # The two trivial models, and ours between them.
+    # TRIVIAL has our model, too, between the two trivial ones.
     columns = {f"{model}_paired_error": model for model in TRIVIAL}
     errors = 100 * cases[[*columns]].rename(columns=columns)
     # The rows of titles get no errors. Errors of plans with one message are drawn in grey
@@ -186,9 +186,9 @@ def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
 
 
 def _name_models(ax: Axes, errors: pd.Series, row: int) -> None:
-    """Name each model of TRIVIAL above its marker in a row, in place of a legend.
+    """Name our model and the two trivial ones above their markers in a row, in place of a legend.
 
-    ``errors`` are those of the row by model, in per cent.
+    All three are in TRIVIAL. ``errors`` are those of the row by model, in per cent.
     """
     for model, name in TRIVIAL.items():
         named = ax.text(errors[model], row - 0.35, name, ha="center", va="bottom")

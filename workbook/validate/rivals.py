@@ -127,10 +127,10 @@ def real_times(
     """
     iteration = ours.iteration
     link = iteration.link
-    # LINE_BESIDE has the straight line in place of our cost. All else is as in our model, but
-    # for the burst of the link, of which a line knows nothing. Without a burst, the link needs
-    # no time of a byte either.
-    form_of_line, _ = TRIALS[LINE]
+    # LINE_BESIDE is our model, including slowdowns, copies and the time of buckets, but with the
+    # cost of the rival LINE, a straight line. A line knows nothing of the burst of a link. Only
+    # with a burst does a link use its time of a byte, which is 0 here, too.
+    form_of_line, _formula = TRIALS[LINE]
     line_beside = replace(
         iteration,
         cost=costs_by_form[form_of_line],

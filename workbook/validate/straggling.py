@@ -118,9 +118,11 @@ def by_last_arrivals(traced: TracedTraining, judged: np.ndarray) -> Blamed:
     judged : ndarray of bool, shape (I,)
         Which iterations count.
     """
+    # Shape (J, R, K): iterations that count, ranks and messages.
+    durations_s = _durations_s(traced, judged)
     # The rank that posts a message last waits for nobody, so that the message is the shortest
-    # on this rank.
-    last_rank = _durations_s(traced, judged).argmin(axis=1)
+    # on this rank. There is one such rank for each iteration and message.
+    last_rank = durations_s.argmin(axis=1)
     counts = np.bincount(last_rank.ravel(), minlength=traced.schedule.n_ranks)
     return Blamed(int(counts.argmax()), float("nan"))
 
@@ -298,8 +300,9 @@ def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float 
     )
     # No interval is asked for, so that the reference needs no draws.
     reference = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
-    # Messages that were under way together shared the link, but not their start-ups. So the
-    # training is told the start-up, too. A fitted one may be negative, but that of no message is.
+    # Messages that were under way together shared the link, but not during their start-ups. How
+    # long each takes alone can only be told if the start-up is known. A fitted start-up may be
+    # negative, but that of no message is.
     startup_s = max(0.0, reference.startup_s())
     with_startup = training(folder, startup_s)
     return {
@@ -390,7 +393,9 @@ def statistics(judged: pd.DataFrame) -> dict[str, float]:
         The rows of ``judged.csv``, as `judged_row` returns them. Iterations of odd numbers
         have a delay, and those of even numbers have none: ``odd_s`` and ``even_s`` are their
         measured medians. ``replay_s`` is replayed with the delay, and ``without_s`` is
-        predicted without it.
+        predicted without it. ``remedy_s`` is measured with a remedy, such as a faster link.
+        It is predicted as ``remedy_alone_s`` from the traces alone, and as ``remedy_with_s``
+        from the traces and a reference, the cost of messages outside of the training.
 
     Returns
     -------
@@ -445,9 +450,10 @@ def _share_named(injected: pd.DataFrame) -> float:
 def _share_better(injected: pd.DataFrame) -> float:
     """Return the share of delays of which `ddlkit explain` is better than all three rules of thumb.
 
-    It is better than sums of waits and than times of backward if its gain without the delay errs
-    less. It is better than last arrivals, which state no gain, unless that rule alone names the
-    right rank.
+    A gain is by how many seconds an iteration is predicted to be shorter without the delay.
+    `ddlkit explain` is better than sums of waits and than times of backward if its gain errs less.
+    It is better than last arrivals, which state no gain, unless that rule alone names the right
+    rank.
     """
     # Iterations of odd numbers have the delay, those of even numbers have not.
     truth_s = injected["odd_s"] - injected["even_s"]
@@ -457,10 +463,10 @@ def _share_better(injected: pd.DataFrame) -> float:
     backward_error_s = (injected["backward_gain_s"] - truth_s).abs()
     is_last_wrong = injected["last_rank"] != injected["right_rank"]
     is_named_rightly = injected["named_rank"] == injected["right_rank"]
+    # This is false only if last arrivals alone name the right rank.
+    is_better_than_last = is_named_rightly | is_last_wrong
     is_better = (
-        (error_s < waits_error_s)
-        & (error_s < backward_error_s)
-        & (is_named_rightly | is_last_wrong)
+        (error_s < waits_error_s) & (error_s < backward_error_s) & is_better_than_last
     )
     return float(is_better.mean())
 
