@@ -267,8 +267,9 @@ class Script:
         # If the rate is unknown, 100 MB/s are assumed and bytes count once. This is a choice.
         s_per_byte = 1e-8
         if case.link_bits_per_s:
-            # Each byte has 8 bits and counts twice.
-            s_per_byte = 16 / case.link_bits_per_s
+            # A byte has 8 bits. It counts twice, because in a ring all-reduce each rank sends almost
+            # twice the bytes of a group. For an all-gather, this is a margin.
+            s_per_byte = 2 * 8 / case.link_bits_per_s
         # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
         bytes_s = sum(self.sent_bytes) * s_per_byte * copies
@@ -278,6 +279,8 @@ class Script:
         steps = 2 * case.workers * len(self.bytes)
         delays_s = steps * 2 * one_way_delay_s(case.link)
         messages_s = bytes_s + delays_s
+        # A straggler, the last rank, computes longer by the factor ``straggler``, which is 1 if
+        # there is none. SETTLE_S is the time of the checks around the iteration.
         return self.compute_s * case.straggler + messages_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
@@ -670,9 +673,9 @@ def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
 
 
 def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
-    """Yield the spans of one rank from its recorded times, shape (4 G + 3,), as in `make_timeline`.
+    """Yield the spans of one rank from its recorded times, as in `make_timeline`.
 
-    ``script`` is that of the rank.
+    ``script`` is that of the rank. ``recorded_s`` has shape (4 G + 3,) for G groups of gradients.
     """
     forward_end_s, waited_s, end_s = recorded_s[-3:].tolist()
     # A row of four times for each group.
@@ -684,9 +687,12 @@ def _spans(script: Script, recorded_s: Floats) -> Iterable[dict[str, Any]]:
     link_free_s = 0.0
     for group, n_bytes in enumerate(script.bytes):
         awake_s, selected_s, posted_s, complete_s = groups_s[group]
+        # The rank sleeps in place of the backward pass, which ends when it wakes up.
         yield _span("backward", group, backward_begin_s, awake_s, n_bytes=n_bytes)
+        # Elements are selected only from sparse groups. For others, selected_s is awake_s.
         if script.kept:
             yield _span("sparsify", group, awake_s, selected_s, n_bytes=n_bytes)
+        # The rank begins to post the group at selected_s. Collectives run one after another.
         yield _span(
             script.case.collective,
             group,
