@@ -62,6 +62,7 @@ class Setting:
 # One rank alone sends no bytes, but the host issues as many messages as with several ranks. What that costs
 # is then no cost of sharing.
 EMPTY = Setting(Footprint(1, 64), ranks=1)
+# In bytes/s: no limit, which 0 stands for, and then a limited rate.
 RATES = (0.0, 10e9)
 # (blocks, threads): corners of the paper's grid, its default of NCCL, and what NCCL takes today.
 GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
@@ -73,8 +74,8 @@ def sharing_settings(brief: bool) -> list[Setting]:
     A footprint is the blocks and threads that a message takes on the GPU, and its rate. In the
     first settings, all messages of an iteration have the same footprint. Then come settings in
     which the last message has the largest footprint, and all others have the smallest one. The last
-    setting emulates the all-reduce of 8 ranks. Each kind but the last is there without a limit of
-    the rate, and at a limited rate.
+    setting emulates the all-reduce of 8 ranks at a limited rate. The other kinds are there both
+    without a limit of the rate and at a limited rate.
 
     Parameters
     ----------
@@ -90,7 +91,8 @@ def sharing_settings(brief: bool) -> list[Setting]:
         smallest = Footprint(*GRID[0], rate)
         largest = Footprint(*GRID[-1], rate)
         settings.append(Setting(smallest, last=largest))
-    settings.append(Setting(Footprint(*GRID[0], RATES[-1]), ranks=8))
+    limited_rate = RATES[-1]
+    settings.append(Setting(Footprint(*GRID[0], limited_rate), ranks=8))
     return settings
 
 
@@ -245,10 +247,10 @@ class SendingTraining:
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
         # The bucket of each tensor, and the number of tensors of each bucket.
         self._bucket: dict[str, int] = {}
-        self._tensors: list[int] = []
+        self._n_tensors: list[int] = []
         for bucket, part in enumerate(plan.slices):
             tensors = ready[part]
-            self._tensors.append(len(tensors))
+            self._n_tensors.append(len(tensors))
             self._bucket.update(dict.fromkeys(tensors, bucket))
 
     @contextmanager
@@ -266,7 +268,7 @@ class SendingTraining:
         """Do one iteration and return it. Must be called within `hooked`."""
         # How many gradients of each bucket are not ready
         # yet, and the number of the bucket that leaves next.
-        self._missing = list(self._tensors)
+        self._missing = list(self._n_tensors)
         self._next = 0
         self._run = Run(self.sizes, setting, self.stand_in)
         # `training` marks the start, the ends of both passes
@@ -397,7 +399,7 @@ def measure_sending(
 
 
 def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -> bool:
-    """Return whether the host needs most of an iteration to issue it. If so, a message says it.
+    """Return whether the host needs most of an iteration to issue it, and print a line if so.
 
     Parameters
     ----------
@@ -427,7 +429,10 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
 
 
 def _none_sent(setting: Setting, seconds: Floats) -> pd.DataFrame:
-    """Return the rows of iterations whose messages have no bytes, one for each of ``seconds``."""
+    """Return the rows of iterations whose messages have no bytes, one for each of ``seconds``.
+
+    They are of quantity "compute", because such an iteration takes the time of computing alone.
+    """
     columns = {
         "quantity": "compute",
         "ranks": setting.ranks,
@@ -442,7 +447,7 @@ def _sent_rows(
 ) -> pd.DataFrame:
     """Return the rows of iterations whose messages were sent completely.
 
-    A message says which iterations are left out. The frame is empty if none is left.
+    A printed line says which iterations are left out. The frame is empty if none is left.
 
     Parameters
     ----------
@@ -456,7 +461,7 @@ def _sent_rows(
         Their times by the device's own clock.
     """
     # The blocks, threads and rate of a message, among other columns of table ``contention``. The
-    # last message may have others, which the policy names.
+    # last message may have other blocks and threads. The policy names these, as in "last_16x512".
     taken = sending.stand_in.columns(setting.footprint)
     columns = {
         # All columns of table ``sharing`` about messages, with zeros that are replaced below.

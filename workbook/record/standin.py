@@ -262,11 +262,12 @@ class GpuStandIn:
         """
         if footprint:
             blocks = footprint.blocks
+            # The kernel and the gates count what is sent in chunks of so many bytes. They write
+            # their counts and times into the record.
             chunk_bytes = self.chunk_bytes(footprint.threads)
             record = self.record(blocks)
-            # The kernel sends without end, until the second gate ends it.
-            endless = 2**63 - 1
-            self.send(footprint, endless, record)
+            # So many chunks are never sent, so that the kernel runs until the second gate ends it.
+            self.send(footprint, chunks=2**63 - 1, record=record)
         else:
             # The gates only note the times of the computation.
             # Nothing is sent, and no block is waited for.
