@@ -167,8 +167,8 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
         with open(path, "wb") as file:
             pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
             file.flush()
-            # The file is written to the disk now. The operating system could not drop it from its
-            # page cache before.
+            # The file is written to the disk now. Only then can the operating system drop it from
+            # its page cache, as `_forget` asks, so that reading it later takes it from the disk.
             os.fsync(file.fileno())
     return paths
 

@@ -588,7 +588,9 @@ def truth(out: Path) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `truth_rows`, of all scenarios that are recorded there.
+        The rows of `truth_rows`, of all scenarios that are recorded there. A scenario with a
+        remedy, which is other links or another size of buckets, also has the rows of its second
+        recording, with the remedy in place.
     """
     rows = []
     for name, scenario in scenarios().items():

@@ -116,7 +116,7 @@ class Trained:
     def cases(self) -> list[Case]:
         """Return a case for each plan: what identifies its measured iterations.
 
-        A case is measured only if DDP really makes the buckets that the plan asks for.
+        The later measurement leaves out a case if DDP makes other buckets than its plan asks for.
         """
         # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
