@@ -42,14 +42,16 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
             # The seconds of a message over those under the default in the same round. All rows
             # are of one link and size, so that no columns tell cases apart.
             by_round = over_default(rows, value="seconds", keys=[])
-            # The median ratio over the rounds, with its 95% interval.
+            # `summed` returns the median ratio over the rounds, with its 95% interval.
             median_ratios = summed(by_round, keys=["configuration"], value="ratio")
             maps.append(shown.cells(link, median_ratios, "ratio"))
     return maps
 
 
 def numbers(tables: Tables) -> pd.DataFrame:
-    """Return what the figure's CSV holds.
+    """Return what the figure's CSV holds: a row for each cell of the heat maps.
+
+    There is a heat map of the paper's ratios, and one of those measured on each link.
 
     Parameters
     ----------
@@ -106,7 +108,7 @@ def _allreduce_speedup(configuration: str) -> Result:
 
     The text speaks of a speedup, but its number is that of the time saved (erratum 1).
     """
-    # The mean of the ends is the printed ratio.
+    # The ends of the interval that is rounded to the printed ratio, which is their mean.
     ends = _relative_time(configuration)
     printed = ends.mean()
     # A speed is 1 over a time, and the default's time is 1. The gain in speed is therefore
@@ -151,13 +153,16 @@ def _last_allreduce() -> Result:
     times = relative_times()
     most_resources = times["4x512"]
     others = times.drop("4x512")
-    # The first rounding error is negative, and makes the dividend least and the divisor
-    # largest. The second one is positive, and makes the ratio largest.
-    least, most = ((most_resources + error) / (others - error) for error in ROUNDING)
+    # -0.005 and 0.005, as ratios are printed with two decimals. The ratio of two of them is
+    # least if the dividend is as small, and the divisor as large, as rounding allows.
+    low_error, high_error = ROUNDING
+    least = (most_resources + low_error) / (others + high_error)
+    most = (most_resources + high_error) / (others + low_error)
     # Another section wants the fastest configuration for the last all-reduce instead of the
     # one with the most resources. The note names the fastest one of figure 2.
     note = (
         "from Fig 2, 25 MB; Section 4.3.1 wants what 'finishes fastest': "
         f"{times.idxmin()}"
     )
+    # An interval of the paper's own numbers for each of the other configurations.
     return own(np.transpose([least, most]), note)

@@ -35,7 +35,7 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
     """Return `shown.cells` of each link, with a kernel in each row."""
     maps = []
     for link, rows in by_link(tables, "kernels"):
-        # The median ratio over the rounds, with its 95% interval.
+        # `summed` returns the median ratio over the rounds, with its 95% interval.
         keys = ["kernel", "configuration"]
         median_ratios = summed(_with_ratio(rows), keys, "ratio").sort_values("kernel")
         maps.append(shown.cells(link, median_ratios, "ratio", "kernel"))
@@ -189,7 +189,8 @@ def _kernel_bound(*kernels: str) -> Result:
     """
     ratios = slowdowns(blocks=1, threads=64)[list(kernels)]
     largest = ratios.max()
-    # All ratios between these two are printed as the largest one is.
+    # ROUNDING has the least and the largest error, so that the sum has the ends of an interval.
+    # All ratios in it are printed as the largest one is.
     ends = largest + ROUNDING
     ends_listed = " to ".join(f"{share:.1%}" for share in ends - 1)
     names = " and ".join(ratios.index[ratios == largest])
