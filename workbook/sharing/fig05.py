@@ -79,11 +79,13 @@ def measured(tables: Tables) -> list[Group]:
         configurations = _configuration_of_role(gains)
         # All gains are of one network, batch, plan and link, so that any row says which spans
         # belong to them.
-        recorded = _first_timelines(of_cell(tables["spans"], gains.iloc[0]))
+        spans = of_cell(tables["spans"], gains.iloc[0])
+        # Each configuration has the timeline of the first session in which it was recorded.
+        by_configuration = _first_timelines(spans)
         # Spans may have been kept of some configurations only.
-        if set(configurations.values()) <= recorded.keys():
+        if set(configurations.values()) <= by_configuration.keys():
             group = {
-                f"{link}, {role}: {name}": recorded[name]
+                f"{link}, {role}: {name}": by_configuration[name]
                 for role, name in configurations.items()
             }
             groups.append(group)

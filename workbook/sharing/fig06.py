@@ -157,6 +157,7 @@ def draw(tables: Tables) -> Figure:
     lines = saved[["figure 8", "model"]].rename(columns={"figure 8": "paper:Fig 8"})
     plots.lines(ax, lines, xlabel="batch", ylabel="saved by the best [ms]", log="x")
     share = saved["model"].sum() / saved["figure 8"].sum()
+    # The line break at the end lifts the heading above the legend, which stands on the axes.
     plots.heading(
         ax,
         f"Summed over batch sizes, the model saves {share:.0%} of what figure 8 shows\n",
@@ -192,6 +193,8 @@ def _saved_time() -> Result:
     the iterations of figure 8 by a factor. It is that of AlexNet, the only network of which the
     text prints a whole iteration of a profile.
     """
+    # AlexNet's default and best each give a range of factors. The factor of either configuration
+    # of ResNet-18 is taken to lie anywhere from the least of all these to the largest.
     factors = [*_profile_over_figure8("default"), *_profile_over_figure8("best")]
     least_factor = min(factors)
     largest_factor = max(factors)
@@ -201,8 +204,8 @@ def _saved_time() -> Result:
     default_ms = implied.iteration_ms(NETWORK, 16, "default")
     best_ms = implied.iteration_ms(NETWORK, 16, "best")
     saved_ms_by_fig08 = default_ms - best_ms[::-1]
-    # The profiles of the default and of the best may each be off by a factor of its own, so that
-    # the extremes are reached with one factor least and the other largest.
+    # The default and the best may differ in their factors, so that the extremes are reached with
+    # one factor least and the other largest.
     shortest_default_ms, longest_default_ms = default_ms
     shortest_best_ms, longest_best_ms = best_ms
     saved_ms_by_profile = [
@@ -227,7 +230,7 @@ def _profile_over_figure8(configuration: str) -> Floats:
     Parameters
     ----------
     configuration : {"default", "best"}
-        The configuration. The text prints one time of computation only for both.
+        The configuration. The text prints one "computation only" time, which holds for both.
 
     Returns
     -------

@@ -131,8 +131,8 @@ def _stated_numbers() -> dict[str, float]:
 
     Times are in milliseconds. There are also other numbers, such as ratios and per cents.
 
-    The text prints a single time of computation only for both configurations of AlexNet. Here,
-    each configuration has an id with this time.
+    Of AlexNet, the text prints one "computation only" time, in which nothing is sent. It holds
+    for both configurations. Here, each of them has an id with this time.
     """
     stated = prose("sharing")
     for_both_ms = stated["fig07-alexnet-computation-only"]
@@ -251,19 +251,20 @@ _check_bound(
 @check("sharing-fig07-vgg19-computation-only-default", "best", 1)
 @check("sharing-fig07-vgg19-computation-only-best", "default", -1)
 def _same_communication(known: str, sign: int) -> Result:
-    """Return VGG-19's time of computation only under one configuration from that under another.
+    """Return VGG-19's "computation only" time of one configuration, from that of the other.
 
-    The text says that both configurations have the same communication. Their times of
-    computation only therefore differ by as much as their iterations, which figure 8 has.
+    "Computation only" is the part of an iteration in which nothing is sent. The text says that
+    both configurations have the same communication. Their "computation only" times therefore
+    differ by as much as their iterations, which figure 8 has.
 
     Parameters
     ----------
     known : {"default", "best"}
-        The configuration whose printed time of computation only is used. For "best", the
-        returned time is that of the default, and the other way round.
+        The configuration whose printed "computation only" time is used. The time of the other
+        one is returned.
     sign : {1, -1}
-        1 for "best", whose iteration is the shorter one, so that the difference is added.
-        -1 for "default".
+        1 if the best is known: its iteration is the shorter one, so that the difference of
+        the iterations is added. -1 if the default is known.
     """
     # Each array has the shortest and then the longest iteration that figure 8 allows. The
     # least difference is the shortest default less the longest best, so that the order of the
@@ -275,7 +276,7 @@ def _same_communication(known: str, sign: int) -> Result:
     # widens the range by half a one at each end.
     least_ms, most_ms = differences_ms + [-0.5, 0.5]
     known_ms = prose("sharing")[f"fig07-vgg19-computation-only-{known}"]
-    # "One identity of both": the two claims about VGG-19 follow from this single equation.
+    # The "identity" is the equation of the docstring, from which both claims about VGG-19 follow.
     note = (
         f"communication is the same, so from {known_ms:.0f} ms by Fig 8's iterations, "
         "one identity of both"

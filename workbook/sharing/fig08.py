@@ -160,6 +160,8 @@ def best(tables: Tables) -> pd.DataFrame:
     chosen = paper.loc[paper.groupby("case", sort=False)["gain"].idxmax()]
     frames = [chosen.assign(panel=PAPER)]
     for link, rows in trained(tables):
+        # For the gain of each round, all other rounds choose the configuration, so that no
+        # configuration counts as the best because of luck in the round of its gain.
         frames.append(with_case(_chosen_by_other_rounds(rows)).assign(panel=link))
     columns = ["panel", "case", "network", "batch", "configuration", "gain", *ENDS]
     # Without any link, `reindex` adds the columns of intervals.
