@@ -34,8 +34,8 @@ def iteration_ms(network: str, batch: int, configuration: str) -> Floats:
     batch : int
         The batch size.
     configuration : str
-        A configuration such as "1x64", or "default", or "best" for that with the largest
-        throughput in figure 8.
+        Blocks and threads of the all-reduce, such as "1x64", or "default", or "best" for those
+        with the largest throughput in figure 8.
 
     Returns
     -------
@@ -45,7 +45,7 @@ def iteration_ms(network: str, batch: int, configuration: str) -> Floats:
     """
     row = throughput().loc[(network, batch)]
     named = {"default": DEFAULT, "best": row.idxmax()}
-    # A name such as "1x64" is already that of a configuration.
+    # Blocks and threads, such as "1x64", are already the name of a column.
     images_per_s = row[named.get(configuration, configuration)]
     # The largest throughput has the shortest iteration.
     shortest_s = equations.iteration_s(batch, images_per_s + 0.5)
@@ -54,7 +54,7 @@ def iteration_ms(network: str, batch: int, configuration: str) -> Floats:
 
 
 def gain(network: str, batch: int, configuration: str = "") -> Result:
-    """Return the gain in throughput over the default, in per cent.
+    """Return a configuration's gain in throughput over NCCL's default, in per cent.
 
     Figure 8 prints throughputs as whole numbers, so that the gain is a range.
 
@@ -65,7 +65,8 @@ def gain(network: str, batch: int, configuration: str = "") -> Result:
     batch : int
         The batch size.
     configuration : str, optional
-        A configuration such as "1x256", by default the best of figure 8.
+        Blocks and threads of the all-reduce, such as "1x256". If empty, those with the
+        largest throughput in figure 8.
 
     Returns
     -------
@@ -109,7 +110,7 @@ def possible_times(
     time : str
         The name of the time whose range is returned, one of the keys of INCLUDED_PARTS.
     configuration : str
-        A configuration such as "1x64", "default", or "best".
+        Blocks and threads of the all-reduce, such as "1x64", or "default", or "best".
 
     Returns
     -------
@@ -149,8 +150,9 @@ def possible_times(
     # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
     is_bound = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
     if not is_bound:
-        # That no time of computation only or of communication only is negative says the same as
-        # the note: no more overlaps than is computed, or than is sent.
+        # So far, the note names only figure 8. What bounds the range instead is that no unknown
+        # is negative. "Computation only" is computation less overlap, so that it is 0 or more if
+        # no more overlaps than is computed. "Communication only" is the same of what is sent.
         note += (
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )

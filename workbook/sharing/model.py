@@ -171,12 +171,13 @@ class Fitted:
             Iterations in seconds. Configurations are in the order of Fig 2.
         """
         ready_shares, bucket_bytes = _buckets(network)
-        over_default = relative_times().to_numpy()
+        # The time of an all-reduce under each of the 16 configurations, over the default's (Fig 2).
+        allreduce_ratios = relative_times().to_numpy()
         images = np.asarray(batches, float)
         compute_s = self.start_s[network] + self.image_s[network] * images
         default_s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
         # The times of messages have shape (16, G) for the G buckets of the network.
-        message_s = default_s_per_byte * np.outer(over_default, bucket_bytes)
+        message_s = default_s_per_byte * np.outer(allreduce_ratios, bucket_bytes)
         # Both arrays get shape (B, 16, G).
         ready_s, sent_s = np.broadcast_arrays(
             compute_s[:, None, None] * ready_shares, message_s[None]
@@ -212,11 +213,12 @@ class Fitted:
         workload = layers(network)
         compute_s = self.start_s[network] + self.image_s[network] * batch
         scaled = workload.scaled(compute_s / workload.compute_s)
-        over_default = float(relative_times()[configuration])
+        # The time of an all-reduce over that under the default configuration (Fig 2).
+        allreduce_ratio = float(relative_times()[configuration])
         # A message takes as long as its share of the 25 MB, without a latency.
         cost = AlphaBeta(
             alpha_s=0.0,
-            beta_s_per_byte=self.allreduce_s / ALLREDUCE_BYTES * over_default,
+            beta_s_per_byte=self.allreduce_s / ALLREDUCE_BYTES * allreduce_ratio,
         )
         link = Link(
             slowdown=self.felt * float(kernel_slowdowns()[configuration]),
@@ -244,9 +246,10 @@ def fitted(slowdowns: str) -> Fitted:
     Notes
     -----
     The vector of unknowns has the logarithm of ``allreduce_s``, then the slowdowns ``felt``
-    (of compute) and ``messages``, then the logarithms of ``start_s`` and of ``image_s`` by
-    network. Logarithms keep times above 0. The model "none" has the same unknowns and ignores
-    both slowdowns.
+    (the share of Fig 3's slowdown that compute feels) and ``messages``. Then come logarithms
+    of two times of compute by network: ``start_s``, which does not grow with the batch, and
+    ``image_s``, that of each image. Logarithms keep times above 0. The model "none" has the
+    same unknowns and ignores both slowdowns.
     """
     # SciPy takes long to import.
     from scipy.optimize import least_squares
@@ -259,7 +262,8 @@ def fitted(slowdowns: str) -> Fitted:
     log_throughputs = np.array([np.log(rows.to_numpy()) for rows in fitted_throughputs])
     n = len(networks)
     # The bounds are in the order of the unknowns. The time of an all-reduce has none, both
-    # slowdowns are 0 or more, and the times of compute are 10 ns or more.
+    # slowdowns are 0 or more, and both times of compute of each of the n networks are 10 ns or
+    # more.
     lower = [-np.inf, 0.0, 0.0, *np.full(2 * n, np.log(1e-8))]
     # The minimum is flat. With the default tolerances, the search would end while the digits
     # that `_rounded` keeps still change. With "jac", each unknown, a logarithm or a share, is

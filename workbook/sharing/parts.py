@@ -145,6 +145,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
         # The simulation has no rounds. Its best configuration is that of figure 8.
         if place != SIMULATED:
             best += " of the odd rounds"
+        # This explains the names of pairs, such as "64: 1x64": the batch and the best.
         below = f"batch: {best} (right bar; left bar: the default)"
         heading = f"{readable(place)}: the best is faster in {_times_faster(table)}"
         drawn[heading] = (renamed, below)
