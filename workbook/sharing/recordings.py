@@ -108,12 +108,13 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of a single GPU's table ``sharing``, in the form of "iterations".
 
-    The result has the columns that figures read of this table of several ranks. It has the
-    iterations in single precision during which a stand-in, a kernel that occupies the GPU as
-    an all-reduce would, takes the place of the messages of at most two ranks. The paper has
-    two. Each sample counts as a round.
+    Table "iterations" is recorded by several ranks, and the result has those of its columns
+    that figures read. It has the iterations in single precision during which a stand-in, a
+    kernel that occupies the GPU as an all-reduce would, takes the place of the messages of at
+    most two ranks. The paper has two. Each sample counts as a round.
     """
-    # Other quantities than "iteration" were measured without messages.
+    # Other quantities than "iteration" were measured without messages. So are all rows of one
+    # rank, so that two ranks are left. The stand-in also takes the place of the messages of 8.
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
@@ -137,7 +138,8 @@ def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
 def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     """Return the kernels of a single GPU's table ``contention``, in the form of "kernels".
 
-    The result has the columns that figures read of this table of several ranks.
+    Table "kernels" is recorded by several ranks, and the result has those of its columns that
+    figures read.
 
     Parameters
     ----------
@@ -155,7 +157,8 @@ def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     # The kernel "idle" stands for no kernel at all, only communication. A stand-in with a limit
     # on its buffers (fifo_bytes above 0) stays in a cache, unlike real messages.
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
-    # A kernel is compared with itself alone, as it was measured among as many ranks.
+    # A kernel is compared with itself alone, as it was measured among as many ranks. A machine's
+    # table may also have kernels of several ranks beside gloo's messages, which are dropped below.
     same_kernel = ["kernel", "ranks"]
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(same_kernel)["seconds"].median()
@@ -243,7 +246,7 @@ def least_first(name: str) -> tuple[int, ...]:
         The key is smaller for fewer resources. Configurations that give the last message
         other resources come after all others, whatever these resources are. Before these come
         those in which a rank computes with two threads ("-omp2"). Cores count before priority,
-        and priority before threads of gloo, which is a choice.
+        and priority before threads of gloo. This order is a choice.
     """
     first, plus, _ = name.partition("+")
     has_other_last = bool(plus)
@@ -256,7 +259,8 @@ def least_first(name: str) -> tuple[int, ...]:
         # Blocks and threads, such as "2x256", sort by blocks first.
         numbers = re.findall(r"\d+", first)
         return (has_other_last, *map(int, numbers))
-    # Threads of gloo run on any core, on the core of their rank, or on one core for all ranks.
+    # Threads of gloo run on any core, on the core of their rank, or on one core for all ranks. That
+    # these take from compute in this order, the least first, is also a choice and not measured.
     cores = ("free", "own", "one").index(words["cores"])
     # From the lowest priority to the highest.
     priorities = ("idle", "nice10", "normal", "raised")
@@ -302,7 +306,7 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
 
 
 def summed(rows: pd.DataFrame, keys: Sequence[str], value: str) -> pd.DataFrame:
-    """Sum up a quantity in each case: return its median over rows, and the 95% interval of it.
+    """Return the median of a quantity over the rows of each case, with its 95% interval.
 
     Parameters
     ----------
