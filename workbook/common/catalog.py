@@ -153,8 +153,9 @@ def deviations(entry: Entry, frame: pd.DataFrame) -> list[tuple[str, bool]]:
     Parameters
     ----------
     entry : Entry
-        The entry. For some columns of deviations, its tolerance has limits of statistics,
-        such as "max", of the absolute values.
+        The entry. Its tolerance has limits by column and statistic, as in
+        ``{"error": {"max": 0.1}}``: the largest absolute value of the column "error" may be
+        at most 0.1.
     frame : DataFrame
         The numbers of its CSV file.
 

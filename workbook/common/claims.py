@@ -148,12 +148,12 @@ class Result:
 
     @property
     def excludes_nothing(self) -> bool:
-        """Return whether the spans begin at zero or below. As a bound, they support nothing.
+        """Return whether the spans begin at zero or below. Such a bound supports no claim.
 
         A bound is an interval in which the quantity must lie. The bounded quantities, such as
         the parts of an iteration, are never negative, so that a lower end of zero excludes no
-        value. The upper end says only that a part is at most as long as the whole, which is
-        true of every part.
+        value. By choice the upper end does not count. For a part of an iteration, it may say
+        only that the part is at most as long as the whole, which is true of every part.
         """
         return self.low <= 0
 
@@ -297,10 +297,10 @@ def by_model(
         left_out = search.without(quantity, lower, upper)
         # The values of the quantity in the settings that meet the most other statements.
         # They are in ascending order, so that these are the least and the largest.
-        least, most = offset + scale * left_out.values[[0, -1]]
+        lowest, highest = offset + scale * left_out.values[[0, -1]]
         # The standing is a text such as "compatible", which is the value of an Outcome.
         outcome = Outcome(left_out.standing)
-        return Verdict(outcome, _how_it_stands(left_out, least, most))
+        return Verdict(outcome, _how_it_stands(left_out, lowest, highest))
 
     # The other statements choose the settings, whatever interval is judged, and with them
     # the values. So no interval is given here.
@@ -308,27 +308,27 @@ def by_model(
     return replace(modelled(values, note), judge=judge)
 
 
-def _how_it_stands(left_out: LeftOut, least: float, most: float) -> str:
-    """Return the text of a verdict on a statement that is judged by the others.
+def _how_it_stands(left_out: LeftOut, lowest: float, highest: float) -> str:
+    """Return the text of a verdict on a statement by the settings that the others choose.
 
     Parameters
     ----------
     left_out : LeftOut
-        How the statement stands with the others.
-    least, most : float
+        How the statement stands with the others, which choose the settings without it.
+    lowest, highest : float
         The range of the claim's number in the settings that meet the most others.
     """
     together = "it holds nowhere"
-    # -1 stands for a statement that never holds.
+    # How many others hold at most where the statement holds too, or -1 if it never holds.
     if left_out.with_it >= 0:
         together = f"{left_out.with_it} with it"
     text = (
         f"of {left_out.others} other statements at most {left_out.most} hold together, "
         f"{together}; it holds in {left_out.share:.0%} of the {left_out.settings:,} "
-        f"settings that meet the most others ({least:.4g} to {most:.4g})"
+        f"settings that meet the most others ({lowest:.4g} to {highest:.4g})"
     )
-    # The scanned numbers, with the values at which the statement holds. Many values would
-    # make the text long.
+    # The scanned numbers, with those of all their values at which the statement holds in some
+    # setting, whether or not it meets the most others. Many values would make the text long.
     for name, values in left_out.only.items():
         if len(values) <= FEW:
             listed = " or ".join(f"{value:.3g}" for value in values)
@@ -411,8 +411,8 @@ def by_cases(values: Values, note: str) -> Result:
 
     Parameters
     ----------
-    values : iterable
-        A number, or the two ends of an interval, for each case.
+    values : float or iterable
+        A number, or the two ends of an interval, for each case. A float is a single case.
     note : str
         What was computed, and from what.
 
@@ -422,7 +422,8 @@ def by_cases(values: Values, note: str) -> Result:
         A claim is compatible if it agrees with at least half of the cases, contradicted
         if it agrees with none, and otherwise undecided.
     """
-    array = np.array([*values] if isinstance(values, Iterable) else [values], float)
+    listed = [*values] if isinstance(values, Iterable) else [values]
+    array = np.array(listed, float)
     if array.ndim == 1:
         # A number is both ends of its interval.
         array = np.stack([array, array], axis=1)
@@ -558,8 +559,9 @@ class Claim:
             What was computed. If it has a ``judge``, this function decides. Else the claim
             must accept all numbers that were measured or counted, such as those of several
             links, networks or repeats. Of other evidence, it need accept only one number.
-            A bound that begins at zero or below can contradict the claim but not support it,
-            so that the claim is not testable if it agrees with such a bound.
+            Evidence of the kind BOUND is an interval in which the quantity must lie. If it
+            begins at zero or below, it excludes too little to support a claim
+            (`Result.excludes_nothing`), and a claim that agrees with it is not testable.
 
         Returns
         -------
@@ -574,6 +576,7 @@ class Claim:
             raise UserError(
                 f"relation {self.relation!r}: write one of {', '.join(RELATIONS)}"
             )
+        # `judged` applies the rules above.
         return judged(result, *self.accepted)
 
 
@@ -601,7 +604,8 @@ def judged(result: Result, low: float, high: float) -> Verdict:
     # All other evidence: one accepted number suffices.
     if not result.meets(low, high):
         return Verdict(Outcome.CONTRADICTED)
-    # A bound that begins at zero or below can only contradict.
+    # The quantities are never negative, so that a bound which begins at zero or below rules out
+    # no small value. It can contradict a claim, but not support one.
     if result.evidence is Evidence.BOUND and result.excludes_nothing:
         return Verdict(Outcome.NOT_TESTABLE)
     return Verdict(Outcome.COMPATIBLE)

@@ -240,7 +240,8 @@ class SettingSearch:
         Returns
         -------
         LeftOut
-            How the interval stands.
+            How many of the other statements can be met with the interval and without it, and
+            in what share of the chosen settings the interval has the quantity.
         """
         # In which settings the statement of this name holds: in none if there is no such one.
         statement_holds = self._where_holds(name)
@@ -262,10 +263,12 @@ class SettingSearch:
             values=best.values,
             others=len(self.stated) - is_stated,
             most=best.most,
-            # -1 if the interval holds in no setting.
+            # The most other statements that are met where the interval has the quantity, or -1
+            # if it never has.
             with_it=int(others.max(where=holds, initial=-1)),
             settings=len(best.places),
             share=float(holds[best_places].mean()),
+            # The scanned values at which the interval has the quantity in any setting.
             only=self._only_at(holds),
         )
 
