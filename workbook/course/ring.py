@@ -160,8 +160,9 @@ def draw(ranks: int = 4) -> Figure:
 def _draw_pieces(ax: Axes, summed: NDArray[np.int_]) -> None:
     """Draw a square for each piece on each rank, in colour if it is finished.
 
-    ``summed[rank, piece]`` is of how many ranks the piece on this rank is the sum. A piece is
-    finished if it is the sum of all ranks. In the drawing a column is a rank, and a row a piece.
+    The piece on a rank is a sum over some ranks, and ``summed[rank, piece]`` is their number. It
+    is finished if it is the sum over all ranks. In the drawing a column is a rank, and a row a
+    piece.
     """
     ranks = len(summed)
     color_of_finished = look("model").color

@@ -109,8 +109,9 @@ def _was_replayed(tables: Source) -> bool:
 def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
     """Return in words how many times as long a step takes under PyTorch's default.
 
-    Both tables are as `ratios` returns them. ``ratios_here`` has rows, and ``recorded`` has at
-    most one row for each network, link, number of workers and plan.
+    Both tables are as `ratios` returns them: the column ``other`` is a plan, and ``ratio`` is the
+    step under this plan over the step under the model's best plan. ``ratios_here`` has rows, and
+    ``recorded`` has at most one row for each network, link, number of workers and plan.
     """
     defaults = ratios_here[ratios_here["other"] == DEFAULT]
     if defaults.empty:

@@ -96,6 +96,7 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     cost = calibration.between(link, workers).cost
     # The layer times of each profile, by the hash of the profile.
     workloads = tables.workloads()
+    # `_replays` leaves out the runs that the processor limited.
     runs = _replays(tables.table("runs"), link, workers)
     # A prediction needs the layer times from which the replay was made.
     runs = runs[runs["profile_sha256"].isin(workloads)]

@@ -143,8 +143,8 @@ def _sentences(
     if len(replays):
         error = STATISTICS["median_error"](replays)
         sentences.append(_sentence("replays", "error", error, replays))
-    # Cases that the processor limited count as marked, too. The sentence for no marked case
-    # names disturbance alone.
+    # Without a marked case, the processor limited no case either. That the sentence for no
+    # marked case does not say so is a choice of words.
     if marked:
         sentences.append(
             f"{marked} of {total} cases were disturbed by other programs or limited by the "
