@@ -233,7 +233,8 @@ class Setting:
 
         A message takes ``slower`` times as long as one of NCCL. For NCCL the paper states
         the time of all messages of ResNet-50 between 16 GPUs. This time exceeds that of
-        the wire. The excess is divided between start-ups and bytes.
+        the wire, which is the time of a ring all-reduce at the full rate of the network. The
+        excess is divided between start-ups and bytes.
         """
         stated = CLUSTERS[cluster]
         rate = stated.network_bytes_per_s
@@ -241,6 +242,7 @@ class Setting:
         # ResNet-50 sends a message for each layer.
         resnet_bytes = layer_bytes("ResNet-50")
         messages = len(resnet_bytes)
+        # `update_s` is the time of a ring all-reduce.
         wire_s = float(update_s(resnet_bytes.sum(), all_gpus, rate))
         excess_s = stated.sent_s - wire_s
 
@@ -307,9 +309,10 @@ class Setting:
             image_bytes = JPEG_BYTES
         # ``rate`` is that of all machines together, in bytes per second.
         if cluster == "K80":
-            # One machine alone reads at the stated rate. In settings with files in memory,
-            # the rate of all machines is so high that a machine's share of it is above the
-            # stated rate, and this share counts. The rate of all machines is never exceeded.
+            # One machine alone reads at the stated rate, or at its share of
+            # `nfs_bytes_per_s`, the rate of all machines, if that is higher. Of the scanned
+            # rates, only that of files in memory is so high. Together the machines read as many
+            # times as fast as one, but at most at `nfs_bytes_per_s`.
             stated_rate = CLUSTERS["K80"].storage_bytes_per_s
             rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
             rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)

@@ -255,10 +255,10 @@ def period_s(
 ) -> float:
     """Return the time from one update to the next in the long run.
 
-    This is dag Eq 5 repaired: reads and copies work side by side, and the update, decoding
-    and copies that wait for the update count. The time equals the period of the scheduled
-    task graph of `ddlkit.core.taskgraph.s_sgd`, if all GPUs are equal and every layer is a
-    message. There are two more conditions:
+    This is Eq 5 of "dag" (Shi et al. 2018) repaired: reads and copies work side by side, and
+    the time includes the update, decoding, and the copies that wait for the update. The time
+    equals the period of the scheduled task graph of `ddlkit.core.taskgraph.s_sgd`, if all GPUs
+    are equal and every layer is a message. There are two more conditions:
 
     - A read waits neither for updates nor for copies: of ``strategy``, ``reads_ahead`` is
       true, ``one_buffer`` is false, and ``batches_ahead`` is 0, which stands for as many

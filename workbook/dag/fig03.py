@@ -64,6 +64,7 @@ def numbers() -> pd.DataFrame:
     machines over one, and NaN elsewhere.
     """
     frame = modelled()
+    # SMALL_BATCHES has the names of the two networks, GoogleNet and ResNet-50.
     is_linear = frame["network"].isin(SMALL_BATCHES) & frame["framework"].isin(LINEAR)
     is_all_gpus = frame["gpus"] == MACHINES * PER_MACHINE
     is_stated = (frame["cluster"] == "K80") & is_all_gpus & is_linear
@@ -82,7 +83,7 @@ def draw(frame: pd.DataFrame) -> Figure:
     return speedups.draw_bars(frame, f"one machine of {PER_MACHINE} GPUs")
 
 
-def _least_backward_flops(forward_flops: Sequence[int]) -> int:
+def _backward_flops(forward_flops: Sequence[int]) -> int:
     """Return the FLOP of a backward pass by those of the forward pass of each layer.
 
     The layers are in forward order.
@@ -106,19 +107,21 @@ def _least_backward(gpu: str) -> Result:
     # ResNet-50 as published, the first 1x1 convolution of a block has the stride.
     layers = networks.layers("resnet50_published")
     forward_flops = [2 * layer.multiply_adds for layer in layers]
-    backward_flops = BATCH["ResNet-50"] * _least_backward_flops(forward_flops)
+    backward_flops = BATCH["ResNet-50"] * _backward_flops(forward_flops)
     forward_gflop = sum(forward_flops) / 1e9
-    units = " of Tensor Cores" if gpu == "V100" else ""
+    # The peak of a V100 is that of its Tensor Cores.
+    of_units = " of Tensor Cores" if gpu == "V100" else ""
     # Backward takes the FLOP of forward twice, for the gradients of weights and of inputs, but
-    # computes no gradient of the images (`_least_backward_flops`).
+    # computes no gradient of the images (`_backward_flops`). An algorithm for convolutions that
+    # needs fewer FLOP than these could take less than the least time.
     note = (
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
         f"; algorithms of fewer could beat it"
     )
-    # In FLOP/s. The paper prints TFLOP/s.
+    # In FLOP/s. OPERATIONS are those of one cycle, and the paper prints TFLOP/s.
     peaks = {
-        f"the stated clock's peak{units}": OPERATIONS[gpu] * CLOCK_HZ[gpu],
-        f"the printed peak{units}": 1e12 * claimed(f"dag-{gpu.lower()}-peak"),
+        f"the stated clock's peak{of_units}": OPERATIONS[gpu] * CLOCK_HZ[gpu],
+        f"the printed peak{of_units}": 1e12 * claimed(f"dag-{gpu.lower()}-peak"),
     }
     readings = {}
     for peak, flops_per_s in peaks.items():
@@ -167,7 +170,6 @@ def _efficiency() -> Result:
     # least efficiency has the longest time.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
-    rounding = [low, high]
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
     # 12 million float32 numbers have as many bytes as 24 million of 2 bytes each.
     two_byte = _link_use_percent(12)
@@ -178,7 +180,8 @@ def _efficiency() -> Result:
         f"2 bytes {two_byte:.1f}%, all that a ring of 16 sends {ring:.1f}%"
     )
     readings = {
-        "24 million numbers of 4 bytes": own([rounding], note=""),
+        # The pair stands for all numbers between its ends.
+        "24 million numbers of 4 bytes": own([(low, high)], note=""),
         "numbers of 2 bytes": own(two_byte, note=""),
         "all bytes that a ring sends": own(ring, note=""),
     }
@@ -187,14 +190,15 @@ def _efficiency() -> Result:
 
 @check("dag-v100-communication")
 def _v100_communication() -> Result:
-    """Return the communication in seconds that the printed efficiency needs, within rounding.
+    """Return the seconds of communication that follow from the network's printed efficiency.
 
-    Printed are 24 million parameters and 9.6%. The claim is the printed time.
+    Printed are 24 million parameters and 9.6%, which are taken within their rounding. The
+    claim is the printed time.
     """
-    # The efficiency is inversely proportional to the time. `_link_use_percent` is that at the
-    # time `V100.sent_s`, so that the product of both is the time at 1%. The time at 9.6% is
-    # 1 / 9.6 of it. It is the least with the fewest parameters and the largest efficiency that
-    # may be rounded to the printed ones, which are 23.5 million and 9.65%.
+    # `_link_use_percent` is the efficiency if the communication takes `V100.sent_s`. Efficiency
+    # times seconds is the same for every time, so that a division by another efficiency gives
+    # its seconds. Of what rounds to the printed numbers, the fewest parameters (23.5 million)
+    # and the largest efficiency (9.65%) give the shortest time.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))

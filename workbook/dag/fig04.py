@@ -178,11 +178,13 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     model = _predicted_speedup(lab.workload(case), cost, gpus)
 
     runs = lab.runs[lab.runs["case"] == case.key]
-    # By as many times the workers are faster than one worker, which only computes.
+    # One worker sends nothing, so that its iteration would take ``compute_s``. In
+    # ``iteration_s`` all workers together do the work of as many such iterations.
     speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
 
-    # A packet is delayed on the link of its sender and again on that of its receiver. A
-    # round trip is a packet and its reply, which are four delays.
+    # In each step of the ring a rank asks for data before it gets them, which takes a round
+    # trip. A packet is delayed on the link of its sender and again on that of its receiver,
+    # so that it and its reply take four delays.
     round_trip_s = 4 * delay_s
     ring_steps = 2 * (case.workers - 1)
 
@@ -203,7 +205,6 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
         "error": model / speedup.mean() - 1,
         # The start-up is taken as the time of a message of one byte.
         "start_s": float(cost(np.ones(1))[0]),
-        # Each step of the ring waits for a round trip.
         "delays_s": ring_steps * round_trip_s,
         "sent": _sent_over_predicted(lab.spans_of(case), cost),
     }
@@ -445,7 +446,7 @@ def _lab_error(
         are three readings:
 
         - Only cases with exposed messages count, because without exposed messages every
-          prediction is right.
+          prediction is right. There is a mean of each recording.
         - All cases count. Only the later recording has them.
         - Cases with exposed messages count, those of the later recording together with those
           of `on_other_links`, because the mean over two clusters should not depend on which
@@ -461,6 +462,8 @@ def _lab_error(
     # Cases that the processor may have slowed do not count.
     exposed = lab[~lab["limited"] & has_exposed]
     errors_percent = 100 * exposed["error"].abs().to_numpy()
+    # In the first recording, a message timed alone took up to 1.29 times as long as one in the
+    # runs, and in the later one up to 1.14 times.
     note = (
         f"two recordings, both count; the later: {_later_in_words(exposed, len(lab))}; the "
         f"first (not kept; its messages alone took up to 1.29 times as long as in its "
@@ -511,10 +514,13 @@ def _mean_of_all_cases(lab: pd.DataFrame) -> Result:
 def _mean_on_every_link(network: str, errors_percent: Floats) -> Result:
     """Return the mean error in % of cases with exposed messages on the links of all campaigns.
 
-    ``errors_percent`` has the absolute errors on the two emulated clusters, in %.
+    ``errors_percent`` has the absolute errors of such cases on the two emulated clusters, in %.
     """
+    # `on_other_links` has cases with exposed messages only.
     elsewhere = on_other_links().query("network == @network")
     percent = np.concatenate([errors_percent, 100 * elsewhere["error"].abs()])
+    # This link is the only other one with cases of all three networks. That the note reports it
+    # apart is a choice.
     at_1_gbit = 100 * elsewhere.loc[elsewhere["link"] == "lab:1gbit", "error"].abs()
     note = (
         f"mean {percent.mean():.2g}% of {len(percent)}, of which "

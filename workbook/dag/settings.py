@@ -200,10 +200,10 @@ def by_model(
     claim : str
         The id of the claim, whose unit the result has.
     cases : callable, optional
-        Called with settings, it returns the numbers of which the quantity is the mean: a
-        row for each setting, and a column for each case, such as a network. The paper's
-        sentence may be read as one on the mean, or as one on each case. By default there
-        is only the reading on the quantity.
+        Called with settings, it returns the quantity of each case, such as a network: a row
+        for each setting, and a column for each case. The statement's own quantity is of
+        means over the cases. The paper's sentence may be read as one on the mean, or as one
+        on each case. By default there is only the reading on the statement's quantity.
     cases_decide : bool, optional
         Whether the reading on each case is fair, so that it counts. Otherwise the ranges
         of the cases are only in the note.
@@ -229,7 +229,7 @@ def by_model(
         return claims.by_model(search, statement, scale, note=note)
 
     mean = claims.by_model(search, statement, scale)
-    # The reading on each case shows the values of the mean, but is judged by the cases.
+    # Both readings have the values of the mean. They differ in what judges them.
     each = replace(mean, judge=partial(_judge_each, of_settings))
     return claims.by_readings({"the mean": mean, "each": each}, note)
 
@@ -254,8 +254,9 @@ def _judge_each(of_settings: pd.DataFrame, low: float, high: float) -> claims.Ve
 def _ranges_in_words(cases: pd.DataFrame) -> str:
     """Return the range of the numbers of each case, for a note.
 
-    ``cases`` has a row for each setting that meets the most statements other than that of the
-    claim. Columns with the same first level of their names are one case.
+    ``cases`` has a row for each setting that meets the most statements, not counting the
+    statement that the claim is about. A column is a case such as "AlexNet". Columns such as
+    ("AlexNet", "K80") and ("AlexNet", "V100") are one case, "AlexNet".
     """
     ranges = []
     # After the transposition there is a row for each column.

@@ -122,8 +122,9 @@ def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
     # The rows of each number of GPUs have the frameworks in this order.
     frameworks = list(panel["framework"].unique())
     ranges = {}
-    # The first series, which is that of the most GPUs, has the style of the model. Each
-    # further series has a darker style.
+    # The name of a series is that of a style, "model", and after the colon what is added to
+    # its label. Series that share a style get darker: the first, of the most GPUs, has the
+    # style as it is.
     for gpus in sorted(panel["gpus"].unique(), reverse=True):
         of_gpus = panel[panel["gpus"] == gpus]
         # The ends of the lines, and where their markers are.

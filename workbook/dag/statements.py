@@ -178,6 +178,8 @@ def quantities(setting: Setting) -> dict[str, Any]:
     arrays.
     """
     efficiency = efficiencies(setting)
+    # By which factor reading makes an iteration longer, by network and framework. 1 is no
+    # extra time. The statement must hold for the largest factor, and so for all of them.
     slower_by_reading = slower(setting, "reading")
     return {
         **_one_machine(efficiency),
@@ -213,6 +215,7 @@ def _slower_by_messages(setting: Setting) -> Any:
     """
     factors = slower(setting, "sending")
     means = []
+    # The names of the networks, GoogleNet and ResNet-50.
     for network in SMALL_BATCHES:
         means.append(_mean([factors[network, name] for name in STRATEGIES]))
     return _least(means)
@@ -298,7 +301,8 @@ def slower(setting: Setting, part: str) -> dict[tuple[str, str], Any]:
     Returns
     -------
     dict of (str, str) to float or ndarray
-        The factor, at least 1, for each network of SMALL_BATCHES and each framework.
+        The factor, at least 1, for each network of SMALL_BATCHES (GoogleNet and ResNet-50)
+        and each framework.
     """
     gpus = Gpus(1, PER_MACHINE)
     factors = {}
@@ -320,6 +324,7 @@ def _four_machines(efficiency: Efficiencies) -> dict[str, Any]:
     k80_over_v100 = _least(k80[name] / v100[name] for name in STRATEGIES)
 
     # The paper calls the speedup nearly linear for GoogleNet and ResNet-50, not for AlexNet.
+    # SMALL_BATCHES has the names of these two networks.
     least_of_linear = _least(
         efficiency[3, "K80", network, name]
         for network, name in product(SMALL_BATCHES, ["Caffe-MPI", "MXNet"])

@@ -81,6 +81,7 @@ def table6() -> pd.DataFrame:
             The printed bytes of the gradients per second.
     """
     printed = claims.paper_table("dag", "tab06")
+    # The printed sizes only tell which rows have parameters: those whose size is not 0.
     layers = _alexnet_layers(printed["size_bytes"])
     # A float32 number has 4 bytes.
     size_bytes = [4 * sum(layer.tensors) for layer in layers]
