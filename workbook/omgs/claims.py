@@ -64,8 +64,8 @@ def _theorem1() -> Result:
     # A gap of at most OPTIMAL is one of floating point.
     exact = (gaps <= audit.OPTIMAL).mean().tolist()
     worst = (1 + gaps.max()).tolist()
-    # The last words of the note say that other networks have larger ratios than the largest
-    # one found, and that entry 12 of the errata is about other random networks than these.
+    # The note ends with two cautions. The largest ratio found is no upper limit, because other
+    # networks have larger ones. Entry 12 of the errata is about other random networks.
     note = (
         f"Algorithm 1 (repaired), Eq 25: three equal layers {over_least[0]:.2f}, "
         f"{over_least[1]:.2f}; of {len(gaps)} random ones of 2 to 40 layers exact in "
@@ -186,15 +186,16 @@ def _merged_message() -> Result:
     rows = source.everywhere("collectives")
     # The name of a lab's link begins with "lab:" if the kernel limits its rate, and with
     # "emulated:" if its packets pass through a process that limits the rate and delays them.
-    # The other links are loopback, which has no limit and is not judged, and in recordings of
-    # a single GPU a link to itself, on which nothing is sent.
+    # There are two other kinds. Loopback has no limit of its rate and is not judged.
+    # Recordings of a single GPU have a link of the GPU to itself, on which nothing is sent.
     lab = rows[rows["link"].str.startswith(("lab:", "emulated:"))]
     # The time of two all-gathers over that of one of twice the size, for each place (directory
     # of a recording), link, number of ranks, and size of the smaller all-gather.
     of_equal_bytes = doubled(lab, as_many_bytes=True)
     of_any_bytes = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
-    # The links and the sizes in bytes that are judged.
+    # The links and the sizes in bytes that are judged. The note's ranks and machines are written
+    # out, as they are in the recordings.
     _places, links, _ranks, sizes = of_equal_bytes.index.levels
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "
