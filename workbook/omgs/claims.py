@@ -186,8 +186,8 @@ def _merged_message() -> Result:
     rows = source.everywhere("collectives")
     # The name of a lab's link begins with "lab:" if the kernel limits its rate, and with
     # "emulated:" if its packets pass through a process that limits the rate and delays them.
-    # There are two other kinds. Loopback has no limit of its rate and is not judged.
-    # Recordings of a single GPU have a link of the GPU to itself, on which nothing is sent.
+    # The only other link at present is loopback, which has no limit and is not judged. Links of
+    # GPU recordings, such as "one-rank" (a GPU that sends to itself), would be left out, too.
     lab = rows[rows["link"].str.startswith(("lab:", "emulated:"))]
     # The time of two all-gathers over that of one of twice the size, for each place (directory
     # of a recording), link, number of ranks, and size of the smaller all-gather.
