@@ -195,9 +195,9 @@ def _csf_errors_by_network(
     `_over_grid` returns for each network of FIVE.
     """
     errors = [numbers["csf"] / numbers["sf_0"] - 1 for numbers in of_five]
-    # An error depends on the compute time of one family. Its array has length 1 on the axis of the
-    # other one, so that only a result of both families has the size of the whole grid. `reduce`
-    # combines two arrays at a time. A stack of all five would have five times that size.
+    # The grid has an axis for the compute times of the ResNets and one for those of the VGGs. The
+    # errors of a network have length 1 on the axis of the other family, and broadcast. `reduce`
+    # combines two arrays at a time, which takes less memory than a stack of all five on the grid.
     error_sizes = [np.abs(error) for error in errors]
     smallest_size = reduce(np.minimum, error_sizes)
     largest_size = reduce(np.maximum, error_sizes)
@@ -425,9 +425,9 @@ def table_of_statements(search: SettingSearch) -> pd.DataFrame:
     rows = []
     for row in _stated_table().itertuples():
         best = computed.loc[row.statement]
-        # The number that the paper prints, as the quantity. A unit of 0.01 turns 40% into 0.4, and
-        # an offset of -1 turns a ratio of 1.01 into a gain of 0.01. Statements that are no number
-        # have words of the paper instead, in the column ``says``.
+        # The value of the claim in the unit of the statement's quantity. A unit of 0.01 turns 40%
+        # into 0.4, and an offset of -1 turns a ratio of 1.01 into a gain of 0.01. Where the paper
+        # prints no number, the column ``says`` has its words, and they are shown instead.
         number = f"{row.offset + row.unit * paper_values[row.claim]:g}"
         rows.append(
             {

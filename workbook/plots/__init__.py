@@ -574,14 +574,14 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
     # Ratios are drawn on a logarithmic scale, and nothing else is.
     is_ratio = isinstance(scale, LogNorm)
     no_difference = 1.0 if is_ratio else 0.0
-    # A number whose interval contains no difference gets the colour of no difference.
+    # A number whose interval contains ``no_difference`` gets the colour of this value.
     unsure = _is_unsure(panel, no_difference)
     grid = panel.grid.mask(unsure, no_difference)
     # Hyphens join the words of a configuration, such as "free-idle", and are drawn as blanks.
     grid = grid.rename(columns=lambda name: str(name).replace("-", " "))
     text = texts(panel, form, no_difference).to_numpy()
     if panel.names is not None:
-        # The name behind each number.
+        # The name that belongs to a number, such as that of a configuration, stands after it.
         text = text + "   " + panel.names.fillna("").to_numpy()
     sns.heatmap(
         grid,

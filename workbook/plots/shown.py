@@ -70,9 +70,8 @@ def save_figure(
 def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """Write a figure as a PNG file whose bytes depend on nothing but the figure.
 
-    An older file keeps its content, and gets a new time of change, if nobody could tell its
-    image from the new one. Processors differ in the last digits that they compute, which can
-    shade a dozen pixels differently.
+    An older file keeps its content if nobody could tell its image from the new one. Processors
+    differ in the last digits that they compute, which can shade a dozen pixels differently.
 
     Parameters
     ----------
@@ -90,6 +89,7 @@ def write_png(figure: Figure, path: Path, *, tight: bool = False) -> Path:
     """
     image = png(figure, tight=tight)
     if _looks_alike(path, image):
+        # The time of change says that the figure was drawn again. Nothing in this package reads it.
         path.touch()
     else:
         atomic_write(path, image)
@@ -130,9 +130,9 @@ def show(page: str) -> None:
 
 
 def show_tables() -> None:
-    """Let this notebook show each table with which a cell ends by `table_html`, from now on.
+    """Have this notebook render tables by `table_html` from now on.
 
-    Outside of notebooks, this does nothing.
+    A table is shown if it is the last value of a cell. Outside of notebooks, this does nothing.
     """
     shell = _shell()
     if shell is None:
@@ -278,7 +278,7 @@ def caption(name: str, numbers: Path) -> str:
     numbers : Path
         The CSV file of the figure, to which a link leads.
     """
-    # The path is relative to the working directory.
+    # The path is relative to the working directory. While a notebook runs, that is its folder.
     link = escape(Path(os.path.relpath(numbers)).as_posix())
     numbers_link = f'<a href="{link}">numbers</a>'
     entry = _entry(name)
@@ -489,6 +489,8 @@ def fold(frame: pd.DataFrame, summary: str, rows: str | None = None) -> None:
     rows : str, optional
         The heading of the labels of the rows. By default they have none.
     """
+    # The heading is given as the name of the columns, because pandas prints that above the labels
+    # of the rows, in the same line as the heads. The name of the index would take another line.
     page = frame.rename_axis(index=None, columns=rows).to_html(border=0)
     show(_folded(page, summary))
 

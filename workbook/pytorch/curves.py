@@ -87,7 +87,8 @@ def _vidur_logs() -> dict[str, Log]:
 def _lab_log() -> Log:
     """Return the all-reduces of four ranks in the lab at 1 Gbit/s.
 
-    PyTorch's models take the CPUs of the lab for four A100s on one node.
+    The models know only GPUs. They are asked about A100s, because Inductor assumes their generation
+    where it recognises no GPU. The ranks of the lab are on one machine, and so on one node.
     """
     lab = source.recordings("collectives")["cpu-2x-amd-epyc"].table("collectives")
     rows = lab.query("link == 'lab:1gbit' and collective == 'all_reduce'")
@@ -143,6 +144,8 @@ def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
     """
     estimates_s = {name: model(sizes) for name, model in models(log).items()}
     times_s = {name: estimates_s[name] for name in LEFT_MODELS}
+    # The cost of a log is no model, but a table of measured times. It is interpolated between
+    # the sizes that were measured.
     times_s["measured"] = log.cost(sizes)
     # The models of LEFT_MODELS keep their places before the measured times. The other models
     # come last.

@@ -531,15 +531,16 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
     ndarray, shape of ``n``
         Seconds, by the first three cases in the notes of `profiled_s`.
     """
-    # The samples from first_equal to first_larger - 1 have the size n, if there are any.
-    first_equal = np.searchsorted(sizes, n, "left")
-    first_larger = np.searchsorted(sizes, n, "right")
-    is_seen = first_equal < first_larger
-    # The places of the samples next to n. With the sizes 4, 4 and 9, n = 6 is between the samples 1
-    # and 2. Both samples have the same size where n is seen (1 and 0 for n = 4) and where it is
-    # beyond all sizes (0 and 0 for n = 2, and 2 and 2 for n = 20).
-    lower = np.maximum(first_larger - 1, 0)
-    upper = np.minimum(first_equal, len(sizes) - 1)
+    # The places of the first sample of at least n bytes, and of the first of more than n bytes.
+    # The samples from the one place to just before the other have the size n.
+    first_at_least = np.searchsorted(sizes, n, "left")
+    first_above = np.searchsorted(sizes, n, "right")
+    is_seen = first_at_least < first_above
+    # The places of the last sample of at most n bytes and of the first of at least n bytes. For the
+    # sizes 4, 4 and 9, they are 1 and 2 for n = 6, which is between two sizes, and 1 and 0 for
+    # n = 4, which is seen twice. Beyond all sizes, both are the place of the nearest sample.
+    lower = np.maximum(first_above - 1, 0)
+    upper = np.minimum(first_at_least, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
 
     # The weight of the upper sample. Where n is not between two sizes, the 2 keeps log_ratio
@@ -554,7 +555,7 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
     above_s = times[-1] * n / sizes[-1]
     extrapolated = np.where(n < sizes[0], below_s, above_s)
     unseen_s = np.where(is_between, interpolated, extrapolated)
-    # Where n is seen, upper is its first sample.
+    # A seen size takes as long as its first sample, as in PyTorch. This is the sample at ``upper``.
     return np.where(is_seen, times[upper], unseen_s)
 
 
