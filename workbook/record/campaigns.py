@@ -311,7 +311,8 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
         for lab in labs:
             yield from lab.calibrations(AFTER)
         measure = partial(predicted_cases, labs)
-        # The cases of a lab together take the time that one case takes outside of campaigns.
+        # `needs.PREDICTED` takes a number of cases. All cases of a lab together count as one here,
+        # and are expected to take as long as one case elsewhere, `needs.CASE_S`.
         estimate_s = needs.PREDICTED.seconds(len(labs))
         # All labs of a campaign have the same folder.
         yield Point("predicted", "cases", measure, estimate_s, folder=labs[0].folder)
@@ -553,19 +554,23 @@ class LabPoints:
     # -- calibration -------------------------------------------------------------------
 
     def _largest_bytes(self, request: Request) -> int:
-        """Return the bytes of one message with all gradients, as a calibration counts them."""
+        """Return the bytes of a request's largest message, as a calibration counts them.
+
+        It has all gradients. If they are sparsified, it has the values of all selected elements.
+        """
         n_bytes = gradient_bytes(request.network)
         if not request.sparse:
             return n_bytes
         n_selected = selected(n_bytes // ELEMENT_BYTES, request.density)
-        # An all-gather is counted by the bytes of all ranks together. The indices of the selected
-        # elements go in a second all-gather, which has as many bytes.
+        # An all-gather is counted by the bytes of all ranks together. The indices go in a message
+        # of their own with as many bytes, which is not added.
         return self.shape.workers * ELEMENT_BYTES * n_selected
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield a point for each collective of one calibration session, `BEFORE` or `AFTER`.
 
-        Both sessions add to the same tables. The ``moment`` of a point tells them apart.
+        Both sessions add to the same tables. The ``moment`` of a point tells them apart. Its
+        function ``left`` returns the sizes that the session has still to measure.
         """
         for collective in self.collectives:
             # How long the calibration takes must be known before any message was measured.
@@ -636,13 +641,15 @@ class LabPoints:
         self, settings: CollectivesSettings, cost: MessageCost
     ) -> float:
         """Return the seconds that a calibration is expected to take, if messages have this cost."""
-        # The messages of a sample follow one another. Of
-        # large messages, `messages_at` posts fewer at once.
+        # The messages of a sample follow one another. Of large messages, `messages_at` posts fewer
+        # at once.
         samples_s = [
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
         ]
-        return needs.CALIBRATION.seconds(samples_s, EXTENTS[self.extent].max_s)
+        # Each size takes its budget, or three samples if these take longer.
+        size_budget_s = EXTENTS[self.extent].max_s
+        return needs.CALIBRATION.seconds(samples_s, size_budget_s)
 
     def _uncalibrated(
         self, session: int, settings: CollectivesSettings

@@ -210,13 +210,15 @@ def measure_in_turn(
     compute = kernel.build(torch.randn(kernel.shape, device=device).to(kernel.dtype))
     # The first call loads and allocates, which cannot be done while the neighbour runs.
     compute()
+    # A passage is one run of the kernel.
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    # None stands for the kernel alone. The last mark is the end of the kernel, in seconds from
-    # its begin.
+    # None stands for the kernel alone. A passage returns marks of its begin and its end. The last
+    # one is the end, in seconds from the begin.
     alone_s = float(passages.run(None).seconds()[-1])
     failure = _first_failure(passages, ways, alone_s)
-    # Seconds of each repeat by way. The ways that have been run begin with None, the kernel alone.
+    # Now ``passages.ways`` has what has been run without failing: None, which is the kernel alone,
+    # and the ways before the failure. ``samples`` has the seconds of each repeat by way.
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
         budget,
@@ -236,9 +238,10 @@ def _first_failure(
     """Try the ways of a neighbour in turn, and return the exception of the first that fails.
 
     A way is one setting of what communicates during the kernel, and `measure_in_turn` says when a
-    way fails. The way that fails is dropped from the passages, and the ways after it are not
-    tried. Returns None if none fails. The exception of the very first way is raised, because there
-    is then nothing to compare the kernel alone with. The kernel alone takes ``alone_s`` seconds.
+    way fails. The passages get each way when it is tried. The way that fails is dropped from them,
+    and those after it are not tried. Returns None if none fails. The exception of the very first
+    way is raised, because there is then nothing to compare the kernel alone with. The kernel alone
+    takes ``alone_s`` seconds.
     """
     for way in ways:
         try:
@@ -358,7 +361,7 @@ class Queues(ABC):
     device : torch.device
         The GPU.
     ways : sequence of str
-        The names of the streams. The way of communicating with such a name uses this stream alone.
+        The names of the streams. The name of a stream is also the way of using it alone.
     n_bytes : float
         The bytes that an operation moves.
     """
@@ -381,7 +384,10 @@ class Queues(ABC):
         """Put one operation into each of the streams that ``ways`` names."""
 
     def time(self) -> None:
-        """Measure the time of an operation while all streams have one, which `beside` needs."""
+        """Measure how long an operation takes while each stream runs one.
+
+        From this time, `beside` finds how many operations outlast a computation.
+        """
         current = torch.cuda.current_stream(self._device)
 
         def put_and_wait() -> None:
@@ -394,8 +400,8 @@ class Queues(ABC):
                 current.wait_stream(stream)
 
         seconds = clock.measure_on(self._device, put_and_wait, _FEW)
-        # The number of operations is a duration over this time. The shortest sample gives too many
-        # operations rather than too few.
+        # `_operations` divides the time that operations shall last by this time. The shortest
+        # sample gives too many operations rather than too few.
         self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:

@@ -331,9 +331,10 @@ class _Training:
 def train(
     network: str, seed: int, recipe: Recipe, device: str, threads: int
 ) -> pd.DataFrame:
-    """Return table ``convergence`` of one of `NETWORKS`, by dense training on one rank.
+    """Return table ``convergence`` of one of `NETWORKS`, by training on one rank.
 
-    The network is evaluated on held-out images, and on as many of those that it trains on.
+    Training is dense: gradients are not sparsified. The network is evaluated on held-out images,
+    and on as many of those that it trains on.
 
     Parameters
     ----------
@@ -358,7 +359,8 @@ def train(
         training = _Training(network, seed, recipe, torch_device)
         # As many images to train on as are held out, and their labels.
         trained_on = [part[: recipe.held_out_images] for part in training.training]
-        # The parameters of linear layers, which osf replaces.
+        # The number of parameters in dense (linear) layers, which the paper "osf" (Liu et al. 2022)
+        # replaces by convolutions for its Fig 9.
         dense_parameters = 0
         for layer in training.model.modules():
             if isinstance(layer, nn.Linear):

@@ -107,15 +107,15 @@ def _nccl_rows() -> Iterator[Row]:
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
     for device, ranks, what in product(devices, RANKS, collectives):
-        with pretended(device) as model:
-            collective = model.NCCL_COLL[what.upper()]
-            estimate_ms = model.estimate_nccl_collective_runtime_impl
+        with pretended(device) as comm_analysis:
+            collective = comm_analysis.NCCL_COLL[what.upper()]
+            estimate_ms = comm_analysis.estimate_nccl_collective_runtime_impl
             # The values of each row are in the order of `COLUMNS`.
             for size in SIZES:
                 seconds = estimate_ms(size, ranks, collective) / 1e3
                 yield "nccl", "seconds", what, device, ranks, size, seconds
             # The saturating size is an estimate and no given size, so that column ``bytes`` has 0.
-            least_bytes = model.compute_min_saturation_bytes(ranks, collective)
+            least_bytes = comm_analysis.compute_min_saturation_bytes(ranks, collective)
             yield (
                 "saturation",
                 "saturation_bytes",
@@ -134,20 +134,21 @@ def _nvlink_rows() -> Iterator[Row]:
     They are the bandwidths that the models "saturation" and "nccl" assume of NVLink, and the rate
     at which "nccl" sends a message of 1 GiB from one rank to another ("p2p").
     """
-    # NVLink joins 8 ranks, because they fill one node.
-    with pretended("H100") as model:
+    # PyTorch's module comm_analysis has both models. Here it takes this machine for a node of
+    # eight H100, whose 8 ranks NVLink joins.
+    with pretended("H100") as comm_analysis:
         # The two models read different constants for the same link, which a claim compares.
         # Both are in GB/s. The values of a row are in the order of `COLUMNS`. Its bytes are 0,
         # because a bandwidth belongs to no message.
-        link = model.INTERCONNECT_PROFILES[model.detect_interconnect(8)]
+        link = comm_analysis.INTERCONNECT_PROFILES[comm_analysis.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
-        bytes_per_s = 1e9 * model.get_intra_node_bw()
+        bytes_per_s = 1e9 * comm_analysis.get_intra_node_bw()
         yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
-        estimate_ms = model.estimate_nccl_collective_runtime_impl
+        estimate_ms = comm_analysis.estimate_nccl_collective_runtime_impl
         # The estimate depends on how many ranks there are besides the two that send and receive. A
         # claim compares it with the bandwidth of NVLink.
-        message_ms = estimate_ms(GIB, 8, model.NCCL_COLL.P2P)
+        message_ms = estimate_ms(GIB, 8, comm_analysis.NCCL_COLL.P2P)
         # Bytes over milliseconds, times 1e3, are bytes/s.
         yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / message_ms * 1e3
 
@@ -213,31 +214,33 @@ def _group_rows() -> Iterator[Row]:
 
 
 def _graph_rows() -> Iterator[Row]:
-    """Yield what Inductor's model after NCCL makes of the size and the ranks of a collective.
+    """Yield the sizes and times of collectives as Inductor's cost model of NCCL has them.
 
-    The collective is a node of a graph of torch.fx in rows named "graph", and an operation of
-    Inductor in rows named "nccl". Rows of quantity "priced_bytes" have the size for which the model
-    estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time of an
+    A collective is a node of a graph of torch.fx in rows whose estimator is "graph", and an
+    operation of Inductor in rows of "nccl". Rows of quantity "priced_bytes" have the size for which
+    the model estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time of an
     all-reduce between 8 ranks, which are all on one node or each on a node of its own.
     """
     one_node = dist.new_group(list(range(8)))
     # A node has 8 GPUs, so that the ranks 0, 8, 16 and so on are each on a node of their own.
     eight_nodes = dist.new_group(list(range(0, 64, 8)))
-    with pretended("H100") as model:
-        for what in ("all_reduce", "all_gather", "reduce_scatter"):
-            node = collective_node(what, 4 * MIB, 8, one_node.group_name)
-            n_bytes = model.estimate_fx_collective_size(node)
-            yield "graph", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
-            n_bytes = model.get_collective_input_size_bytes(_operation_of(node))
-            yield "nccl", "priced_bytes", what, "H100", 8, 4 * MIB, n_bytes
-        for what, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
+    with pretended("H100") as comm_analysis:
+        # The values of each row are in the order of `COLUMNS`: the estimator, the quantity, the
+        # collective or case, the GPU, the ranks, the bytes, and the estimate.
+        for collective in ("all_reduce", "all_gather", "reduce_scatter"):
+            node = collective_node(collective, 4 * MIB, 8, one_node.group_name)
+            n_bytes = comm_analysis.estimate_fx_collective_size(node)
+            yield "graph", "priced_bytes", collective, "H100", 8, 4 * MIB, n_bytes
+            n_bytes = comm_analysis.get_collective_input_size_bytes(_operation_of(node))
+            yield "nccl", "priced_bytes", collective, "H100", 8, 4 * MIB, n_bytes
+        for case, group in (("one_node", one_node), ("eight_nodes", eight_nodes)):
             node = collective_node("all_reduce", 100 * MIB, 8, group.group_name)
             # With None the size is that of the node. With False NCCL is not asked for its own
             # estimate.
-            message_ms = model.estimate_nccl_collective_runtime_from_fx_node(
+            message_ms = comm_analysis.estimate_nccl_collective_runtime_from_fx_node(
                 node, None, False
             )
-            yield "graph", "seconds", what, "H100", 8, 100 * MIB, message_ms / 1e3
+            yield "graph", "seconds", case, "H100", 8, 100 * MIB, message_ms / 1e3
 
 
 def _operation_of(node: torch.fx.Node) -> SimpleNamespace:
@@ -269,10 +272,13 @@ def _mesh_rows() -> Iterator[Row]:
             topologies[ranks] = model.MeshTopoInfo.build_from_mesh(mesh)
     # The last argument is the dimension of the mesh. Each mesh has only dimension 0. The model
     # takes GiB and estimates microseconds.
+    # The values of each row are in the order of `COLUMNS`: the estimator, the quantity, the
+    # collective or link, the GPU, the ranks, the bytes, and the estimate.
     for ranks, size in product(RANKS, SIZES):
         message_us = model.allreduce_cost(size / GIB, topologies[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, size, message_us / 1e6
-    # The model states bandwidths in GB/s.
+    # The model states bandwidths in GB/s. Between 8 ranks, which fill a node, it is that of NVLink.
+    # The bytes of this row are 0, because a bandwidth belongs to no message.
     bytes_per_s = 1e9 * topologies[8].mesh_dim_bandwidth[0]
     yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
     # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's

@@ -404,6 +404,8 @@ def _check_keys_of_points(of_points: Mapping[str, Any], file: Path) -> None:
     The keys are checked before the points are read, so that the error names the file and not the
     first point. A key without a check in `KEYS` is checked only with the points.
     """
+    # The suite's own keys stand next to these keys in the file, so that one of them may be what a
+    # misspelt key means. "measure" gets its check in `KEYS` only later, in `_wanted`.
     known = {*signature(Suite).parameters, *KEYS, "measure"}
     for key in of_points:
         if key not in known:
@@ -539,7 +541,8 @@ def points(
     wanted = _wanted(suite, part, device, networks)
     # A grid describes many points of a campaign at once.
     listed, grids = _points_and_grids(wanted, device, session, out)
-    # If points of trainings ask for predictions, one point "predicted" is added for all of them.
+    # Points of trainings whose attribute ``predicted`` is set ask for predictions. One point
+    # "predicted" is added for all of them. If ``predict`` is true, it takes their place.
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
     # A campaign is predicted, too, by a point that `campaign` makes below.
@@ -656,7 +659,8 @@ def _refuse_unknown_key_of_all(
     """Raise UserError for a key of all points that the kind of a point does not have.
 
     Such a key stands above the points, so that the error names no point. ``keys`` are the keys
-    of ``point`` that its kind must have, and ``make`` and ``skip`` are those of `read_keys`.
+    of ``point`` that not all kinds have, so that its own kind has to know them. The kind knows the
+    parameters of ``make``, except for the first ``skip`` ones, which are no keys.
     """
     own_keys = point.maps[0]
     known = list(signature(make).parameters)[skip:]
@@ -695,8 +699,9 @@ def _wanted(
                 special[key] = value
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # A `Grid`, of which a campaign is made, takes only keys. All other functions have a first
-        # parameter that is no key: a `Here`, which says where the session measures.
+        # The keys of a kind are the parameters of ``make``, except for the first one, which is a
+        # `Here` that says where the session measures. Only a `Grid`, of which a campaign is made,
+        # has no such parameter.
         skip = 0 if make is Grid else 1
         _refuse_unknown_key_of_all(suite.file, described, special, make, skip)
         arguments = read_keys(special, make, where, skip)
@@ -707,8 +712,8 @@ def _wanted(
         if point.device not in ("", device):
             is_wanted = False
         if networks:
-            # `points` takes networks for the part "layers" only. A point that does not name its
-            # ranks has one.
+            # The part is "layers", because `points` refuses networks for any other. A point that
+            # does not name its ranks has one.
             is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted:

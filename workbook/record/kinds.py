@@ -257,8 +257,12 @@ def trainings(
 
     Parameters
     ----------
-    here, networks, repeats, iterations, ranks, rate, delay, accumulate
+    here, networks, repeats, iterations, ranks, accumulate
         As of `ddlkit.measure.parts.trainings`.
+    rate : sequence of float, optional
+        Rates in bit/s of the links of a lab, an artificial network on this machine; 0 for no lab.
+    delay : sequence of float, optional
+        Delays of a lab's links in seconds.
     plans : sequence of str, optional
         Names of plans. By default the only one is DDP's own rule.
     predict : bool, optional

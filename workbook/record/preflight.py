@@ -233,7 +233,8 @@ def _overlap() -> float:
     footprint = Footprint(blocks=8, threads=512)
     # The first of several tries loads the stand-in, which then does not overlap with the product.
     for _ in range(neighbour.chances):
-        # The marks of the product are not needed. ``read`` returns what the stand-in did meanwhile.
+        # The times of the begin and the end of the product are not needed. ``read`` returns what
+        # the stand-in did meanwhile.
         _, read = neighbour.beside(footprint, multiply)
         # What the stand-in sent can be read once the product has ended.
         torch.cuda.synchronize()

@@ -97,7 +97,8 @@ def record(
     measured_suite = read(name, parts=PARTS, others=("straggling",))
     device = _checked_device(measured_suite, device)
     out = out or _default_out(measured_suite, device)
-    # The session calls this with its directory and its number.
+    # The session calls this with its directory and with its number (1, 2, ...), which is part of
+    # the names of some tables.
     make_points = partial(
         points,
         name=str(measured_suite.file),
@@ -126,6 +127,7 @@ def record(
         budget_s=budget_s,
         pack=pack,
         ignore_load=ignore_load,
+        # By this remark in their stamps, `_refuse_short_tables` knows the tables of full.
         remark=LONG if is_full else "",
         strict=measured_suite.strict,
         # The tables in data/recorded are put into one file for each schema. Others stay in files
