@@ -218,8 +218,8 @@ def _graph_rows() -> Iterator[Row]:
 
     A collective is a node of a graph of torch.fx in rows whose estimator is "graph", and an
     operation of Inductor in rows of "nccl". Rows of quantity "priced_bytes" have the size for which
-    the model estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time of an
-    all-reduce between 8 ranks, which are all on one node or each on a node of its own.
+    the model estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time
+    of an all-reduce between 8 ranks, which are all on one node or each on a node of its own.
     """
     one_node = dist.new_group(list(range(8)))
     # A node has 8 GPUs, so that the ranks 0, 8, 16 and so on are each on a node of their own.
