@@ -280,8 +280,9 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
         recorded_shares(network), unstated(network)
     ):
         # The recorded LSTM has other units than most of those that are tried. So each size
-        # of its tensors is replaced by the size of the same tensor in the case. Tensors of
-        # equal sizes have equal sizes in the case, too.
+        # of its tensors is replaced by the size of the same tensor in the case. No positions
+        # are needed, because tensors of equal sizes have equal sizes in the case, too.
+        # ``tensors`` has all sizes of our recordings, and another size would stay as it is.
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
         elements = [size_in_case.get(size, size) for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"

@@ -532,7 +532,8 @@ class Candidates:
     """Whether to merge each layer with the one before it (omgs Eqs 12, 20-24).
 
     Each layer l from 2 to L is judged with layer l - 1, while no other layer is merged
-    (Section IV-A).
+    (Section IV-A). The backward pass goes from layer L down to layer 1, so that layer l - 1
+    is computed after layer l.
 
     Parameters
     ----------
@@ -577,7 +578,8 @@ class Candidates:
         self.instance = instance
         # [1:] are the layers l from 2 to L, and [:-1] are the layers l - 1 before them.
         self.elements = elements[1:]
-        # The selection from layer l starts when the gradients of layer l are computed.
+        # The selection from layer l starts when the gradients of layer l are computed. Without
+        # a selection, the backward pass of layer l - 1 would start then.
         self.u_s = selection_starts_s[1:] + instance.backward_s[:-1]
         self.own_s = selecting_s[1:]
         self.before_s = selecting_s[:-1]
@@ -669,9 +671,13 @@ class Candidates:
         Repaired: gamma rho (d log d + e log e - (d + e) log(d + e)) - beta d,
         which is t_s^(l) + t_s^(l-1) - t_s(d^(l) + d^(l-1)) - beta d^(l)
 
-        C2, communication is the bottleneck both ways (Q3 and Q4, Eq 22): alpha
+        With Q3, apart, the second message starts when the first one ends. One message of both
+        layers then saves a start-up alpha, less by how much it starts after tau_c^(l):
 
-        C3, all other layers: tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
+        C2, it starts at tau_c^(l) (Q3 and Q4, Eq 22): alpha
+
+        C3, it starts at u^(l) + t_s(d^(l) + d^(l-1)) (Q3 and not Q4):
+        tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
         """
         instance = self.instance
         # By how much less time one selection from both layers takes than two selections,
@@ -769,10 +775,11 @@ def find_merged_layers(
         computes 0 x log 0 for the first merged layer. This is NaN, and so are all later times,
         with which every comparison is false.
     by_code : bool, optional
-        Whether to follow the authors' published code. Algorithm 1 merges layer l if its
-        message, sent apart, would delay that of layer l - 1 (Q3), and if both layers together
-        would be ready less than a start-up after the message of layer l could start (Q5). The
-        code does not test Q3, subtracts t_s^(l-1) in Q5, and merges layer L without a test.
+        Whether to follow the authors' published code. Algorithm 1 merges layer l if two
+        conditions hold. By Q3, its message, sent apart, would delay that of layer l - 1. By
+        Q5, both layers together would be ready less than a start-up after the message of layer
+        l could start. The code does not test Q3. In Q5 it takes both layers to be ready
+        t_s^(l-1) earlier. It merges layer L without a test.
 
     Returns
     -------
@@ -849,7 +856,7 @@ def _joins(
     layers : _MergingLayers
         The layers, with those that have been merged so far.
     i : int
-        The index of the layer that is judged.
+        The index of the layer that is judged, which is called layer i here.
     times : _LayerTimes
         The times of this layer.
     by_code : bool
@@ -858,16 +865,15 @@ def _joins(
     instance = layers.instance
     selecting_s = layers.selecting_s[i]
     before_s = layers.selecting_s[i - 1]
-    # When the message of layer i has started, which is a start-up after its start.
+    # When the start-up of the message of layer i ends.
     started_s = _message_start_s(times, selecting_s) + instance.alpha_s
     # When both layers are computed without a selection between, and when they have been
     # selected from at once.
     both_computed_s = times.begun_s + layers.backward_s[i] + layers.backward_s[i - 1]
     together_ready_s = both_computed_s + layers.together_s[i]
     if by_code:
-        # The code does not test Q3. In Q5 it counts from the end of the selection from layer i
-        # alone. It adds the backward pass of layer i - 1, and by how much selecting at once
-        # takes longer than selecting from both apart. So ``before_s`` is subtracted.
+        # The code does not test Q3. In Q5 it takes both layers to be ready earlier than they
+        # are, by the time of the selection from layer i - 1 (errata, entry 29).
         return together_ready_s - before_s < started_s
 
     # Q3: apart, layer i - 1 is ready before the message of layer i has been sent, so that
@@ -876,7 +882,7 @@ def _joins(
     sent_end_s = started_s + instance.beta_s * layers.size[i]
     waits = apart_ready_s < sent_end_s
     # Q5: together, both layers are ready less than a start-up after the message of layer i
-    # could start, that is, before this message has started.
+    # could start, that is, before the start-up of this message ends.
     return waits and together_ready_s < started_s
 
 
@@ -885,7 +891,7 @@ def _times_after_apart(
 ) -> _LayerTimes:
     """Return the times of layer i - 1, after layer i with ``times`` was not merged.
 
-    The backward pass goes from layer i on to layer i - 1.
+    Layer i is the layer at index ``i``. The backward pass goes from it on to layer i - 1.
     """
     selecting_s = layers.selecting_s[i]
     # By Eq 6, layer i - 1 begins when the selection from layer i ends.
@@ -902,17 +908,18 @@ def _times_after_joined(
 ) -> _LayerTimes:
     """Return the times of layer i - 1, after layer i with ``times`` has joined it.
 
-    ``layers`` have been joined already. ``repairs`` are those of REPAIRS that are made. The
-    times have the printed mistakes of all others.
+    Layer i is the layer at index ``i``. ``layers`` have been joined already. ``repairs`` are
+    those of REPAIRS that are made. The times have the printed mistakes of all others.
     """
     # The backward pass of layer i is a part of that of layer i - 1 now (``join``), so that
     # layer i itself takes no time: it is computed as soon as it begins.
     layer_i_computed_s = times.begun_s
-    # As printed, line 32 adds the backward time of layer 1, whatever layer is judged.
+    # As printed, line 32 adds the backward time of the paper's layer 1, which is at index 0,
+    # whatever layer is judged.
     if "index" not in repairs:
         layer_i_computed_s += layers.backward_s[0]
-    # A merged layer neither selects nor sends. As printed, it selects for 0 x log 0, which
-    # is NaN, and pays a start-up.
+    # A merged layer neither selects nor sends. As printed, it pays a start-up, and selects for
+    # 0 x log 0, which is NaN. This makes all later times NaN, as the printed lines would.
     selecting_s = 0.0 if "log0" in repairs else np.nan
     message_s = 0.0 if "alpha" in repairs else layers.instance.alpha_s
     begun_s = layer_i_computed_s + selecting_s
@@ -1071,7 +1078,8 @@ def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], 
     Parameters
     ----------
     merged : ndarray of bool, shape (L,)
-        Whether each layer is merged.
+        Whether each layer is merged. Layer 1 is normal, so that the buffer is empty at the
+        end.
     literal : bool, optional
         Whether to follow the algorithm as printed, where nothing pushes the gradient of
         a normal layer into the buffer.
@@ -1092,7 +1100,9 @@ def messages(merged: Bools, *, literal: bool = False) -> tuple[tuple[int, ...], 
     buffer: list[int] = []
     for layer in range(len(merged), 0, -1):
         is_merged = merged[layer - 1]
-        if is_merged or not literal:
+        # As printed, the gradient of a normal layer is in no message.
+        is_pushed = is_merged or not literal
+        if is_pushed:
             buffer.append(layer)
         if not is_merged:
             sent.append(tuple(buffer))
@@ -1154,7 +1164,7 @@ PLANS = {
 PARTS = ("forward", "backward", "selection", "exposed")
 """The parts of an iteration (omgs Fig 4)."""
 UNITS = (1024, 1280, 1500, 1750, 2047)
-"""The units of the LSTM that are tried. The messages of MGS-SGD in Tab V agree with 1,024
+"""The hidden units of the LSTM that are tried. The messages of MGS-SGD in Tab V agree with 1,024
 to 2,047 units, and the published code has 1,500."""
 
 
@@ -1198,10 +1208,10 @@ class Setting:
     backward : float
         The share of ``compute_s`` that is the backward pass.
     even : float
-        The share of the backward pass that all layers have alike. The rest is divided by
-        multiply-adds.
+        The share of the backward pass that is divided evenly among the layers. The rest is
+        divided by their multiply-adds.
     units : int
-        The units of the LSTM.
+        The hidden units of the LSTM.
     """
 
     network: str
@@ -1231,7 +1241,7 @@ def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]
     network : str
         One of NETWORKS.
     units : int
-        The units of the LSTM. They do not matter for the other networks.
+        The hidden units of the LSTM. They do not matter for the other networks.
 
     Returns
     -------
@@ -1317,7 +1327,7 @@ def most_saved_s(
     messages : int
         The number of messages.
     units : int, optional
-        The units of the LSTM, by default those of the authors' code.
+        The hidden units of the LSTM, by default those of the authors' code.
 
     Returns
     -------
@@ -1332,8 +1342,9 @@ def most_saved_s(
     sizes, _, _ = _shape(network, units)
     all_elements = float(sizes.sum())
     all_bytes = ELEMENT_BYTES * all_elements
-    # This need not be a whole number. ``cost`` selects in the same time as ``selecting``, but
-    # would round the elements up, and the result would be no bound.
+    # This need not be a whole number. ``cost.selection_s`` would round it up, and the result
+    # would be no bound. So the selection of ``cost``, of gamma d log2 d for d elements, is made
+    # again, and takes the number as it is.
     elements_per_message = all_elements / messages
     selecting = Log(published_code("omgs")["gamma"])
     # The density, which is 1 here, does not change the time.
@@ -1366,11 +1377,12 @@ def scan(network: str, topk_s: float, cost: SparseGather) -> Iterator[dict[str, 
         messages of OMGS-SGD.
     """
     compute_times_s = np.linspace(topk_s / 16, topk_s, 16).tolist()
-    # The share of computing that is backward, and the share of backward that all layers have
-    # alike.
+    # Which share of computing is the backward pass, and which share of the backward pass is
+    # divided evenly among the layers. Multiply-adds divide the rest.
     backward_shares = (0.5, 2 / 3, 0.75)
     even_shares = (0.0, 0.5)
-    # Only the LSTM has units. For the other networks 0 stands for none.
+    # Only the LSTM has hidden units, whose number the paper leaves open. For the other
+    # networks 0 stands for none.
     units_tried = UNITS if network == LSTM else (0,)
     for compute_s, backward, even, units in product(
         compute_times_s, backward_shares, even_shares, units_tried
