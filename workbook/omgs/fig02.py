@@ -45,7 +45,8 @@ def draw(
     figure : Figure
         A panel of selections, and a panel of all-gathers.
     numbers : DataFrame
-        The medians of the samples, and the costs of the code at seven sizes.
+        The medians of the samples. At seven sizes also the selections by the printed gamma
+        and the all-gathers by the code.
     alpha_beta : (float, float)
         The alpha (s) and the beta (s/byte) of the code for as many nodes as ``gathering``
         has ranks, or for NODES if the code has none for these.
@@ -59,8 +60,9 @@ def draw(
     # The range is the paper's. The sizes are numbers of elements in the panel of
     # selections, and bytes in that of all-gathers.
     sizes = np.geomspace(1e3, 1e6, 7).round()
-    # The printed gamma, times d log2 d as in the code.
-    gamma_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
+    # The printed gamma, times d log2 d as in the code. Eq 10 has the density rho as a further
+    # factor.
+    no_density_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
     # Both are drawn once if they are equal, because a dict has each key once.
     gather_s = {}
     for n in (nodes, NODES):
@@ -69,8 +71,8 @@ def draw(
     figure, axes = plots.canvas(columns=2, height=3.8)
     selections_ax, gathers_ax = axes
     selections_s = {
-        "paper:γ, without ρ": gamma_s,
-        "paper:γ, with ρ (Eq 10)": DENSITY * gamma_s,
+        "paper:γ, without ρ": no_density_s,
+        "paper:γ, with ρ (Eq 10)": DENSITY * no_density_s,
     }
     gathers_s = {f"paper:code, {n} nodes": times_s for n, times_s in gather_s.items()}
     heading = f"torch.topk at a density of {DENSITY:g}"
@@ -83,7 +85,7 @@ def draw(
         "Above a million elements, selecting takes longer than both fitted forms say",
     )
 
-    numbers = _numbers(measured, gather, sizes, gamma_s, gather_s)
+    numbers = _numbers(measured, gather, sizes, no_density_s, gather_s)
     alpha_beta = (float(code[f"alpha-{nodes}"]), float(code[f"beta-{nodes}"]))
     return figure, numbers, alpha_beta
 
@@ -101,16 +103,16 @@ def _nodes_in(code: pd.Series, ranks: int | None) -> int:
 
 
 def _draw_costs(
-    ax: Axes, of_code_s: pd.DataFrame, fits: Mapping[str, Fit], heading: str
+    ax: Axes, stated_s: pd.DataFrame, fits: Mapping[str, Fit], heading: str
 ) -> None:
-    """Draw the costs of the code by size as lines, and fits with their samples.
+    """Draw the costs by the paper or its code as lines, and fits with their samples.
 
     Parameters
     ----------
     ax : Axes
         Where the costs are drawn.
-    of_code_s : DataFrame
-        The costs of the code in seconds: a row for each size, and a column for each line.
+    stated_s : DataFrame
+        The costs by the paper or its code in seconds: a row for each size, and a column for each line.
     fits : mapping of str to Fit
         The fits by their form.
     heading : str
@@ -121,7 +123,7 @@ def _draw_costs(
     any_fit = next(iter(fits.values()))
     medians_s = pd.Series(any_fit.seconds).groupby(np.asarray(any_fit.sizes)).median()
     scale, _ = time_unit(medians_s)
-    plots.lines(ax, scale * of_code_s, xlabel="", ylabel="", legend="")
+    plots.lines(ax, scale * stated_s, xlabel="", ylabel="", legend="")
     plots.cost_fit(ax, dict(fits))
     # The axis is logarithmic, so that 30 times its end leaves some room above the lines,
     # which is for the legend.
@@ -133,7 +135,7 @@ def _numbers(
     measured: pd.DataFrame,
     gather: Fit[MessageCost],
     sizes: Floats,
-    gamma_s: Floats,
+    no_density_s: Floats,
     gather_s: Mapping[int, Floats],
 ) -> pd.DataFrame:
     """Return what the figure's CSV holds.
@@ -145,10 +147,11 @@ def _numbers(
     gather : Fit
         A fit of an all-gather, with its samples.
     sizes : ndarray, shape (s,)
-        The sizes at which the costs of the code were computed: elements of selections, and
-        bytes of all-gathers.
-    gamma_s : ndarray, shape (s,)
-        The selections by the code, without the density as a factor, in seconds.
+        The sizes at which ``no_density_s`` and ``gather_s`` were computed: elements of
+        selections, and bytes of all-gathers.
+    no_density_s : ndarray, shape (s,)
+        The selections by the printed gamma, but without the density, which is a factor in
+        Eq 10 and not in the code, in seconds.
     gather_s : mapping of int to ndarray, shape (s,)
         The all-gathers by the code, by the number of nodes, in seconds.
 
@@ -156,18 +159,21 @@ def _numbers(
     -------
     DataFrame
         Rows of four kinds: medians of measured selections, medians of measured
-        all-gathers, the code's selections, and the code's all-gathers. A row is NaN in the
-        columns of the other kinds.
+        all-gathers, selections by the printed gamma ("paper_s" is Eq 10), and all-gathers by
+        the code. A row is NaN in the columns of the other kinds.
     """
     selections = measured.groupby(["elements", "density"])["seconds"].median()
     gathers = pd.Series(gather.seconds).groupby(gather.sizes).median()
-    of_code = {"paper_no_density_s": gamma_s, "paper_s": DENSITY * gamma_s}
-    columns = {f"code_{n}_s": times_s for n, times_s in gather_s.items()}
+    by_printed_gamma = {
+        "paper_no_density_s": no_density_s,
+        "paper_s": DENSITY * no_density_s,
+    }
+    gathers_by_code = {f"code_{n}_s": times_s for n, times_s in gather_s.items()}
     kinds = [
         selections.reset_index(),
         gathers.rename("gather_s").rename_axis("bytes").reset_index(),
-        pd.DataFrame({"elements": sizes, **of_code}),
-        pd.DataFrame({"bytes": sizes, **columns}),
+        pd.DataFrame({"elements": sizes, **by_printed_gamma}),
+        pd.DataFrame({"bytes": sizes, **gathers_by_code}),
     ]
     rows = pd.concat(kinds, ignore_index=True)
     # Int64 keeps whole numbers beside missing ones.

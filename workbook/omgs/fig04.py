@@ -109,7 +109,8 @@ def modelled() -> pd.DataFrame:
 def measured(campaign: Source) -> pd.DataFrame:
     """Return the replays of every algorithm and network at the longest start-up of a message.
 
-    Of the start-ups that were replayed, the longest is that of the paper's cluster.
+    The iterations were replayed over several links with different start-ups. The longest is
+    that of the paper's cluster.
 
     Parameters
     ----------
@@ -120,8 +121,9 @@ def measured(campaign: Source) -> pd.DataFrame:
     -------
     DataFrame
         A row for each network and algorithm, with the number of ``messages``, and with the
-        times PLAYED, the ``iteration`` and its prediction (``predicted``) in seconds of the
-        paper's cluster. Two more columns say how far a row can be trusted:
+        times PLAYED, the ``iteration`` and its prediction (``predicted``). Times are in seconds
+        of the paper's cluster: those of the lab over how many times as long it computes. Two
+        more columns say how far a row can be trusted:
 
         repeatability
             The mean absolute difference between the iterations of two rounds, as a share
@@ -188,20 +190,20 @@ def _by_algorithm(
         equal plans share one replay. Times are in seconds of the paper's cluster, and the
         column ``startup_s`` has the start-up of a message there.
     """
-    # Sparse replays of one network and link differ only in their plans. Any of them says
-    # which profile and selection they have, and their dilation.
+    # Sparse replays of one network and link differ only in their plans, so that any of them
+    # has the profile, the selection and the dilation of all. Dense replays, where there are
+    # some, have the same profile and dilation.
     sparse_case = Case.from_row(played[played["density"] < 1].iloc[0])
     network = LAB_NETWORKS[played["network"].iloc[0]]
-    # The dilation is how many times as long as recorded the lab computed. The stretch is how
-    # many times as long as the paper's cluster it computed, so that all times of the lab are
-    # divided by the stretch.
+    # The lab computed ``dilation`` times as long as the recorded workload, and ``stretch``
+    # times as long as the paper's cluster. So all times of the lab are divided by the stretch.
     recorded_workload = workloads[sparse_case.profile_sha256]
     lab_workload = recorded_workload.scaled(sparse_case.dilation)
     stretch = lab_workload.compute_s / setting(network).compute_s
     gather = costs.of_case(sparse_case).cost
     assert isinstance(gather, SparseGather)
-    # The dilation was rounded, so that only the first two digits are those of the start-up
-    # that the campaign asks for.
+    # The stretch is not exact, because the dilation was rounded to four digits. So the
+    # start-ups of the networks over one link differ slightly. Two digits of them are equal.
     startup_s = float(f"{gather.startup_s() / stretch:.2g}")
 
     lab_times_s = _replayed_s(played, lab_workload, workloads, selections)
@@ -489,10 +491,10 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    The share is by how much less OMGS-SGD exposes (the difference of the iterations in
-    Table VI, without what selecting may save), over the time of all that TopK-SGD sends,
-    of which nothing is hidden. The result is ``start + scale * share``, an interval for
-    each `OpenCase`:
+    By how many seconds OMGS-SGD exposes less is the difference of the iterations in Table VI,
+    less what selecting may save (`less_exposed_s`). It is divided by the time in which
+    TopK-SGD sends, of which nothing is hidden. The quotient is called the share. The result
+    is ``start + scale * share``, an interval for each `OpenCase`:
 
     - With a start of 0 and a scale of 100 it is the share in per cent.
     - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD over
@@ -538,8 +540,8 @@ def _selection_share() -> Result:
                 lstm[_in_words(case)] = ratios.tolist()
             else:
                 images[network].extend(ratios)
-    # The largest ratio of all is either one of the LSTM or one of this network, which has the
-    # largest ratio of the networks for images.
+    # Of the networks for images, VGG-16 has both the largest ratio and the largest of the
+    # least ratios, so that the others do not count.
     largest_of_images = max(images.values(), key=max)
     spans = []
     for ratios in lstm.values():
@@ -561,18 +563,18 @@ def _selection_note(
     """
     ranges = [_range_in_words(name, ratios) for name, ratios in images.items()]
     for name, ratios in lstm.items():
-        # The ratio at Table VI's time as it is printed, which is exact if an iteration has
-        # no parts but computing, selecting and sending. The factors OFF on this time, 0.95, 1
-        # and 1.05, give three ratios, the largest at 0.95. If 0.95 leaves no time to compute,
-        # the ratio at 1 is the larger one of two.
-        exactly = sorted(ratios)[len(ratios) // 2]
+        # The ratio at Table VI's time as it is printed. It holds if an iteration consists of
+        # computing, selecting and sending, "without anything else". The longer the time is,
+        # the smaller is the ratio. So the ratio at the factor 1.05 of OFF comes first, and
+        # that at 1 second. A third one, at 0.95, is missing if no time is left to compute.
+        as_printed = sorted(ratios)[len(ratios) // 2]
         text = _range_in_words(f"{LSTM} of {name}", ratios)
-        ranges.append(f"{text}, without anything else {exactly:.2f}")
+        ranges.append(f"{text}, without anything else {as_printed:.2f}")
     # How long TopK-SGD selects does not depend on the number of all-gathers.
     resnet_selecting_s, _ = topk_parts(RESNET, gathers=1)
     at_section_1 = resnet_selecting_s / claims.claimed("omgs-computing")
-    # The text names units with which selecting and sending leave no time to compute: 1,500,
-    # which are those of the code, and 1,750, each with both all-gathers of a message.
+    # The text has two numbers of units written out, with which `unstated` has no case of both
+    # all-gathers: 1,500 units, which are those of the code, and 1,750.
     return (
         f"over {LEFT} with one gather or both: {'; '.join(ranges)}; 1,500 units, the "
         f"code's, or 1,750 and both leave no time; {RESNET} {at_section_1:.2f} at Section "
@@ -589,11 +591,12 @@ def _exposed_by_code(gathers: int) -> str:
     """Return how much communication TopK-SGD exposes at the code's costs, in words.
 
     The network is ResNet-50, and ``gathers`` is how many all-gathers a message takes. The
-    iteration in Table VI is the sum of computing, selecting and sending. Nothing overlaps, so
-    that all of the sending is exposed. It is what computing and selecting leave.
+    code says how long selecting and sending take, and computing takes the rest of the iteration
+    in Table VI. Nothing overlaps, so that all of the sending is exposed.
     """
     selecting_s, sending_s = topk_parts(RESNET, gathers)
     compute_s = printed().loc[RESNET, "topk_s"] - (selecting_s + sending_s)
+    # Seen from the computing, the sending is what computing and selecting leave.
     return f"{compute_s:.2f} s of computing leave {sending_s:.3f} s"
 
 
@@ -630,11 +633,10 @@ class _DeepTimes(NamedTuple):
         stated = printed().loc[RESNET]
         # How long TopK-SGD selects does not depend on the number of all-gathers.
         selecting_s, _ = topk_parts(RESNET, gathers=2)
-        # `less_exposed_s` subtracts two printed times, each of which may be off by half a unit
-        # either way.
+        # `less_exposed_s` returns two ends: a difference of printed times, less 2 HALF_S and
+        # the most that selecting saves, and the same difference, plus 2 HALF_S. So they are
+        # 4 HALF_S and this most apart.
         range_by_rounding_s = 4 * HALF_S
-        # The two ends that it returns differ by this range and by what selecting saves at
-        # most.
         most_by_selecting_s = np.ptp(less_exposed_s(RESNET)) - range_by_rounding_s
         ends = np.array([-1, 1])
         topk_s, omgs_s, compute_s, saved_by_selecting_s = np.meshgrid(
@@ -673,9 +675,10 @@ class _DeepTimes(NamedTuple):
         """Return a note on one of the two claims, which names the other one.
 
         The note says how much communication TopK-SGD exposes, and by how much less OMGS-SGD
-        exposes. The claims are one identity, because each follows from the other. At the
-        code's start-up and rate, TopK-SGD exposes less than OMGS-SGD is to save, which is
-        impossible, so that neither claim holds there.
+        exposes. The claims are one identity, because each follows from the other. Both need
+        selections that take gamma d log2 d, as in the code, and fail if the density is a
+        further factor, as in Eq 10. Both also fail at the code's start-up and rate, where
+        TopK-SGD exposes less than OMGS-SGD is to save, which is impossible.
         """
         exposed_s = self.exposed_s()
         less_s = less_exposed_s(RESNET)
@@ -704,9 +707,10 @@ def _deep_computing() -> Result:
     # which the last four axes are those of the arrays in `_DeepTimes`.
     about = 1 + 0.2 * np.array([-1, 1])[:, None, None, None, None]
     ratio = claims.claimed("omgs-fig04-deep") * about
-    # If TopK-SGD exposes x and OMGS-SGD x - y, the ratio is x / (x - y), so that
-    # x = y ratio / (ratio - 1). Here y is what `reduction_s` returns.
+    # If TopK-SGD exposes x seconds of communication, and OMGS-SGD y seconds less
+    # (`reduction_s`), the ratio is x / (x - y), so that x = y ratio / (ratio - 1).
     exposed_s = times.reduction_s() * ratio / (ratio - 1)
+    # By Eq 4, computing takes what selecting and x leave of TopK-SGD's iteration.
     computing_s = times.topk_s - times.selecting_s - exposed_s
     within = [(float(computing_s.min()), float(computing_s.max()))]
     return own(within, times.note(other_claim="fig04-deep, within 20%"))
@@ -717,12 +721,14 @@ def _deep_exposed() -> Result:
     """Return the exposed communication of TopK-SGD over that of OMGS-SGD, for ResNet-50."""
     times = _DeepTimes.of_paper()
     ratios = {
+        # In the code, a selection from d elements takes gamma d log2 d.
         "the code's gamma without the density": times.exposed_ratio(),
-        # Eq 10 multiplies the code's time of a selection by the density, so that next to
-        # nothing is left of selecting, and of what OMGS-SGD saves by it.
+        # Eq 10 has the density as a further factor, so that next to nothing is left of
+        # selecting, and of what OMGS-SGD saves by it.
         "Eq 10, with the density": times.exposed_ratio(factor=DENSITY),
     }
     readings = {}
     for reading, values in ratios.items():
         readings[reading] = own([(float(values.min()), float(values.max()))], "")
+    # The other claim, of the computing time, follows from this one (`_DeepTimes`).
     return claims.by_readings(readings, times.note(other_claim="computing"))
