@@ -163,8 +163,8 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
                 printed = by_quantity["paper"][quantities[0]]
                 plots.points(ax, printed.index, printed, "paper")
             else:
-                # The error is printed for one network alone. Both panels have it in the label,
-                # of which the figure has a single legend.
+                # The figure has one legend for both panels, which names the largest error. So
+                # the error is passed for both, although it is printed for one network alone.
                 _draw_printed_error(ax, by_quantity, _largest_printed_error(frame))
             ax.set_xticks([*TICKS], TICKS.values())
             ax.set_title(network_title(network))
@@ -204,9 +204,10 @@ def _draw_measured(ax: Axes, rows: pd.DataFrame) -> None:
 
 
 def _largest_printed_error(frame: pd.DataFrame) -> float:
-    """Return how much CSF errs at most by the paper, as a share of 1.
+    """Return the largest relative error of CSF that the paper prints, such as 0.05 for 5%.
 
-    The paper prints this for ResNet-101. ``frame`` is that of `draw`, in which the error is NaN
+    CSF is the scaling factor without overlap, and its error is relative to the measured one.
+    The error is printed for ResNet-101. ``frame`` is that of `draw`, in which the error is NaN
     in the rows of other networks.
     """
     of_csf = frame["quantity"] == "CSF"
@@ -220,7 +221,7 @@ def _draw_printed_error(
     """Shade the scaling factors for which CSF has at most the error that the paper prints.
 
     Here the paper prints no scaling factors, only the largest relative error of CSF, which
-    is ``largest_error``, as a share of 1. ``by_quantity`` has a row for each size of the
+    is ``largest_error``, such as 0.05 for 5%. ``by_quantity`` has a row for each size of the
     buffer in MB. Its columns have two levels: the column of the figure's table, such as
     "paper_low", and the quantity, such as "CSF". The ends of the shaded range, ``paper_low``
     and ``paper_high`` of CSF, are NaN for a network whose error is not printed. NaN shades

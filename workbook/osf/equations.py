@@ -360,9 +360,9 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
 
     Notes
     -----
-    By Eq 7 without additions, a ring of N workers has
-
-    1 / beta = cost.beta_s_per_byte N / (2 (N - 1)) and delta = cost.alpha_s.
+    The product is beta times the round trip, where beta is the rate of a link in bytes/s. By
+    Eq 7 without additions, a ring of N workers has beta = 2 (N - 1) / N / cost.beta_s_per_byte,
+    and cost.alpha_s is delta, the overhead of an all-reduce.
 
     The paper gives no delay of a link. A ring all-reduce takes 2 (N - 1) steps, one after the
     other, whose delays add up to delta here. A round trip is two of these delays, and thus
@@ -370,7 +370,7 @@ def bandwidth_delay_bytes(cost: AlphaBeta) -> float:
     """
     workers = cost.workers or 2
     bytes_per_s = 2 * ((workers - 1) / workers) / cost.beta_s_per_byte
-    # The rate times the round trip, cost.alpha_s / (workers - 1).
+    # The round trip takes cost.alpha_s / (workers - 1).
     return bytes_per_s * cost.alpha_s / (workers - 1)
 
 
@@ -442,11 +442,12 @@ def sent_bytes(
     -----
     F^(i) = B^(i) if i = 1 or t_backward^(i) > t_timeout or B^(i) + D^(i-1) > Q,
 
-    else F^(i) = 0, where B are the bytes in the buffer, which `buffered_bytes` returns
+    else F^(i) = 0. D are the bytes of a layer, Q those that the buffer can hold, and B those
+    that it holds after a layer (`buffered_bytes`, Eq 12).
 
-    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout: of layer i - 1,
-    because the buffer waits for this layer, and with >=, because Eq 12 then empties the
-    buffer, whose bytes would be lost if they were not sent.
+    Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout. It is about layer
+    i - 1, because the buffer waits for this layer. It has >=, because for equal times, too,
+    B^(i-1) by Eq 12 is without B^(i), which would be lost if it were not sent.
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
@@ -493,6 +494,10 @@ def wait_s(
     - t_timeout if t_backward^(i-1) > t_timeout,
     - else t_backward^(i-1) if B^(i) + D^(i-1) > Q,
     - else 0.
+
+    D are the bytes of a layer, Q those that the buffer can hold, and B those that it holds
+    after a layer (`buffered_bytes`). In the last case layer i - 1 joins layer i in the buffer,
+    so that no message waits after layer i. Eq 15 counts the backward pass of layer i - 1.
 
     Repaired, a full buffer does not wait, because the size of the next tensor is known before
     its backward pass. The comparison with the timeout is >=, as it is in Eq 12.
@@ -598,13 +603,15 @@ def _start_as_repaired(
     """Return the starts tau of `fused_start_s` by Eq 15 as repaired.
 
     They are in seconds from the end of layer n's backward. All arguments have one value for
-    each layer, in forward order. ``waited_s`` is t_wait. ``is_sent`` says whether a message
-    leaves after the layer, and ``sent_s`` is its time t_update(F), or 0 if none leaves.
+    each layer, in forward order. ``waited_s`` is t_wait: how long the gradients stay in the
+    buffer until its timeout, or 0. ``is_sent`` says whether a message leaves after the layer,
+    as it does after each timeout, and ``sent_s`` is its time t_update(F), or 0 if none leaves.
     """
     n = len(backward_s)
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
-    # The wait of layer n delays its own message, which is the first.
+    # If layer n waits for the timeout, this delays its own message, which is the first. If no
+    # message leaves after it, its wait is 0.
     start_s[-1] = waited_s[-1]
     # The index i is that of layer i + 1, and n - 1 that of layer n.
     for i in range(n - 2, -1, -1):
@@ -651,6 +658,9 @@ def osf_fused(
     Notes
     -----
     OSF_fusion = T_comp / (T_comp + tau^(1) + t_update(F^(1)) - T_overlap)
+
+    By Eq 16, tau^(1) + t_update(F^(1)) is all time of communication. It counts from the end of
+    layer n's backward. T_overlap is the backward pass from then on, which T_comp has, too.
     """
     sent = sent_bytes(sizes, backward_s, capacity, timeout_s, literal=literal)
     # Layer 1, whose index is 0, is the last in the backward pass, and is always sent.
@@ -660,7 +670,7 @@ def osf_fused(
     )
     computed_s = forward_s + math.fsum(backward_s)
     last_message_s = update(last_message_bytes)
-    # Eq 16 is the sum of the last start and the last message.
+    # Eq 16 is ``start_s[0] + last_message_s``, and the whole sum is the denominator of Eq 11.
     iteration_s = computed_s + start_s[0] + last_message_s - overlap_s(backward_s)
     return computed_s / iteration_s
 
@@ -704,8 +714,8 @@ def _predicted_factor(iteration: Iteration, *, literal: bool) -> float:
     if cost.collective != "all_reduce" or iteration.link.in_flight != 1:
         return math.nan
 
-    def update(n_bytes: float) -> float:
-        # A layer without bytes sends no message.
+    def all_reduce_s(n_bytes: float) -> float:
+        # This is t_update of the paper. A layer without bytes sends no message.
         return float(cost(n_bytes)) if n_bytes > 0 else 0.0
 
     sizes, backward_s = of_workload(iteration.workload)
@@ -713,7 +723,7 @@ def _predicted_factor(iteration: Iteration, *, literal: bool) -> float:
     # Such as "none", or "buffer:25MB", or "buffer:25MB:1ms" with a timeout.
     planner, _, argument = iteration.plan.planner.partition(":")
     if planner == "none":
-        sent_s = [update(size) for size in sizes]
+        sent_s = [all_reduce_s(size) for size in sizes]
         # The sum of Eq 8 begins at j = i, as its prose has it. ``literal`` concerns fusion alone.
         return osf(forward_s, backward_s, sent_s, first=0)
     if planner == "single":
@@ -724,7 +734,9 @@ def _predicted_factor(iteration: Iteration, *, literal: bool) -> float:
     else:
         # Another plan, or a buffer with a timeout.
         return math.nan
-    return osf_fused(forward_s, sizes, backward_s, update, capacity, literal=literal)
+    return osf_fused(
+        forward_s, sizes, backward_s, all_reduce_s, capacity, literal=literal
+    )
 
 
 # -- bounds --------------------------------------------------------------------------
@@ -738,7 +750,8 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     constant_sf : float
         T_comp / T_constant, the scaling factor with constant fusion (Eq 11).
     saved_overhead : float, optional
-        (k - 1) delta / T_comp, where constant fusion sends k messages.
+        (k - 1) delta / T_comp, where constant fusion sends k messages, and delta is the
+        overhead of a message.
 
     Returns
     -------
@@ -757,7 +770,8 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     - T >= T_comp / 3 + delta + b, because any plan begins to send after the forward pass,
       which is a third of T_comp, and sends one message at least.
 
-    The second term of the maximum follows from both lines.
+    By the first line, b >= T_constant - T_comp - k delta. Put into the second line, this gives
+    the second term of the maximum.
     """
     # Both times are over T_comp.
     constant = 1 / constant_sf
@@ -835,16 +849,20 @@ def breakdown(
         The seconds of each of `PHASES`.
     """
     # When each message is complete on this rank, and when it may leave: then it is also
-    # complete on the slowest rank, has waited for the timeout, and is agreed upon.
+    # complete on the slowest rank, has waited for the timeout, and is agreed upon. The slowest
+    # rank takes ``slowest`` times as long for everything from the start of the iteration on.
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
-    _start_s, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
-    # ALLREDUCE has all moments in which any message is under way. So a message that starts
-    # while the one before it is under way may count from the end of that one on. The first
+    _, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
+    # ALLREDUCE has all moments in which any message is under way. If a message starts while
+    # the one before it is under way, that one already covers the moments until its own end.
+    # So each message counts from the end of the one before it at the earliest. The first
     # message finds a free link.
     previous_end_s = np.concatenate([[0.0], end_s[:-1]])
     counted_from_s = np.maximum(leave_s, previous_end_s)
-    # The first gradient of each group waits for the others from this time on.
+    # WAIT begins with the first gradient of each group, and ends when the last one is ready, or
+    # with the timeout. What then passes until the message may leave is NEGOTIATE: the lag of
+    # the slowest rank, and the agreement.
     first_gradient_s = workload.ready_s[np.array(plan.starts)]
     # Where phases overlap, the earlier one in the dict counts. What no phase covers is MISC.
     phases = {
