@@ -112,7 +112,8 @@ def _draw_costs(
     ax : Axes
         Where the costs are drawn.
     stated_s : DataFrame
-        The costs by the paper or its code in seconds: a row for each size, and a column for each line.
+        The costs by the paper or its code in seconds: a row for each size, and a column for
+        each line.
     fits : mapping of str to Fit
         The fits by their form.
     heading : str

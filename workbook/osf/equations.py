@@ -497,7 +497,8 @@ def wait_s(
 
     D are the bytes of a layer, Q those that the buffer can hold, and B those that it holds
     after a layer (`buffered_bytes`). In the last case layer i - 1 joins layer i in the buffer,
-    so that no message waits after layer i. Eq 15 counts the backward pass of layer i - 1.
+    so that no message waits after layer i. Eq 15 counts the backward pass of layer i - 1. The
+    case is also that of layer 1, which waits for no other.
 
     Repaired, a full buffer does not wait, because the size of the next tensor is known before
     its backward pass. The comparison with the timeout is >=, as it is in Eq 12.
