@@ -69,6 +69,22 @@ def test_what_no_rank_took_was_taken_by_others(
         ]
 
 
+def test_each_repeat_is_numbered_and_what_is_kept_at_last_is_said_once() -> None:
+    said: list[str] = []
+    disturbed = Usage(busy=1.0, stolen=2 * STOLEN_LIMIT)
+    retries = vitals.Retries(2, say=said.append)
+    with patch.object(vitals, "RETRY_S", 0.0):
+        assert [retries.again(disturbed) for _ in range(4)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
+    first, second, kept = said
+    assert "repeat 1 of at most 2" in first and "repeat 2 of at most 2" in second
+    assert "all 2 repeats are used" in kept
+
+
 def test_nothing_is_repeated_on_a_gpu() -> None:
     disturbed = Usage(busy=1.0, stolen=2 * STOLEN_LIMIT)
     with patch.object(vitals, "RETRY_S", 0.0):

@@ -1116,16 +1116,21 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     origin = f"--collectives {_listed_files(arguments.collectives)}"
     # `chosen` has the collective, the number of ranks and the link of the rows.
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
-    calibrated = _fitted_to_rows(arguments, paths, rows, chosen)
-    # Warnings of times that do not depend on the size as usual.
-    warnings += strange_rows(rows)
-    # With --assume-ring, a line was fitted in place of a table of the measured medians.
-    if arguments.assume_ring:
-        warnings += _misses_of_line(calibrated.cost, rows)
     # With --assume-ring, the cost is taken to --ranks ranks here, except in what-if, which takes
     # it to the ranks after the change by itself.
-    ranks_differ = arguments.ranks != calibrated.cost.workers
-    if _assumes_ring_of_ranks(arguments) and ranks_differ:
+    is_for_ring_here = _assumes_ring_of_ranks(arguments)
+    ranks_are_measured = arguments.ranks == chosen["ranks"]
+    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
+    # form table runs through the measured medians, and so needs no choice of a form.
+    form = "alpha_beta" if arguments.assume_ring else "table"
+    if is_for_ring_here and ranks_are_measured:
+        form = "table"
+    calibrated = _fitted_to_rows(arguments, paths, rows, chosen, form)
+    # Warnings of times that do not depend on the size as usual.
+    warnings += strange_rows(rows)
+    if form == "alpha_beta":
+        warnings += _misses_of_line(calibrated.cost, rows)
+    if is_for_ring_here and not ranks_are_measured:
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)
     # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
@@ -1137,17 +1142,16 @@ def _fitted_to_rows(
     paths: Iterable[Path],
     rows: DataFrame,
     chosen: Mapping[str, Any],
+    form: str,
 ) -> Any:
     """Return the `Communication` that is fitted to message times in ``paths``.
 
     ``rows`` are the messages of one collective, number of ranks and link, which ``chosen``
-    has by the names "collective", "ranks" and "link". Errors of the fit name the files.
+    has by the names "collective", "ranks" and "link". ``form`` is the form of the cost. Errors
+    of the fit name the files.
     """
     from ddlkit.model import Calibration
 
-    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
-    # form table runs through the measured medians, and so needs no choice of a form.
-    form = "alpha_beta" if arguments.assume_ring else "table"
     try:
         calibration = Calibration.of(rows, form=form)
     except UserError as error:

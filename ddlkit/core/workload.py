@@ -372,7 +372,7 @@ class LayerProfile:
         bytes_of_number = self.gradient_bytes[row] / self.parameters[row]
         yield (
             f"tensor {shown(self.tensor[row])} has {self.gradient_bytes[row]} bytes of "
-            f"gradient for {self.parameters[row]} parameters, {bytes_of_number:.3g} for "
+            f"gradient for {self.parameters[row]} parameters, {bytes_of_number:.9g} for "
             f"each, {expected}: check the columns parameters and gradient_bytes"
         )
 

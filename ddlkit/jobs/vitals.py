@@ -221,6 +221,7 @@ class Retries:
         self._most = RETRIES if most is None else most
         self._left = self._most
         self._say = say
+        self._has_said_kept = False
 
     @classmethod
     def on(cls, device: str, say: Callable[[str], None] | None = None) -> Retries:
@@ -260,17 +261,30 @@ class Retries:
         bool
             True if the measurement was disturbed and the job may repeat.
         """
-        if not used.disturbed or not self._left:
+        if not used.disturbed:
+            return False
+        if not self._left:
+            self._say_kept(used)
             return False
         self._left -= 1
         if self._say:
             repeat = self._most - self._left
             self._say(
-                f"{_who_disturbed(used)}, so that what was just measured is repeated "
-                f"(repeat {repeat} of at most {self._most}, even beyond a time limit)"
+                f"{_who_disturbed(used)}, so that what was just measured is repeated, even "
+                f"beyond a time limit (repeat {repeat} of at most {self._most} in all)"
             )
         time.sleep(RETRY_S)
         return True
+
+    def _say_kept(self, used: Usage) -> None:
+        """Print, once, that what was disturbed is kept, because no repeat is left."""
+        # A job that repeats nothing, as on a GPU, has no repeats that could be used up.
+        if self._say and self._most and not self._has_said_kept:
+            self._say(
+                f"{_who_disturbed(used)}, but all {self._most} repeats are used: from here on, "
+                "what is measured is kept, also if it is disturbed"
+            )
+            self._has_said_kept = True
 
 
 def _who_disturbed(used: Usage) -> str:

@@ -1068,7 +1068,7 @@ def _undisturbed_rounds(
         n_rounds += 1
         iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
         time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
-        me.say(f"round {n_rounds}: {iterations}; {time_left}")
+        me.say(f"round {n_rounds} is done: {iterations}; {time_left}")
         yield seconds
 
 
