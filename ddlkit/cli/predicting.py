@@ -1289,7 +1289,11 @@ def _graph(
 
 
 def _refuse_too_many_tasks(ranks: int, layers: int) -> None:
-    """Raise UserError if the graph of ``ranks`` simulated ranks would be too large."""
+    """Raise UserError if the graph of ``ranks`` simulated ranks would be too large.
+
+    Only ranks that differ are simulated: those of each changed machine, and those of one
+    machine that stands for all others. Fewer changes, or smaller machines, make them fewer.
+    """
     # A rank reads, decodes and copies its input, which are three tasks, and computes each
     # layer forward and backward. Messages and the update do not count, because they are in the
     # graph once for all ranks.

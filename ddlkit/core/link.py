@@ -259,6 +259,7 @@ class Link:
         ndarray, shape (n,)
             When each amount is done, in seconds.
         """
+        # This is for a link of one scenario, whose slowdown is a number or has the shape (G,).
         # The pace of compute changes only at a knot, where a message starts or ends.
         knots_s = np.unique(np.concatenate([[0.0], starts_s, ends_s]))
         # One row for each knot, one column for each message. Of several messages under

@@ -268,8 +268,9 @@ def _off_means(points: Floats, weight: Floats, run_weight: Floats) -> Floats:
     """Return how far each point is from the means of each run that it joins.
 
     There are B runs, and run i begins at point i. All later points join it in their order,
-    so each point joins every run that has begun. The sums of squares about the means of a run
-    grow by these distances, times `_moment_factors` (Welford's algorithm).
+    so each point joins every run that has begun. The sums of squares and products about
+    the means of a run grow by squares and products of these distances, times
+    `_moment_factors` (Welford's algorithm).
 
     Parameters
     ----------

@@ -632,7 +632,8 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
         )
     lasts = range(n)
     # Each array has a row for each last gradient of a group, and a column for each first
-    # one. When a group is ready depends on its last gradient only.
+    # one. When a group is ready depends on its last gradient only. Both `cost` and its
+    # `selection_s` are functions that return the seconds of messages of some sizes.
     groups = Groups(
         ready_s=np.broadcast_to(workload.ready_s[:, None], (n, n)),
         selecting_s=_group_times_s(

@@ -518,8 +518,9 @@ def read_tables(text: str, file: str) -> list[Table]:
 class _TableCollector:
     """Collects the tables of a log from its lines, one after the other.
 
-    Rows go to ``current``, the table whose head came last. Facts that other lines state
-    go to ``following``, the table whose head is still to come.
+    Rows go to ``current``, the table whose head came last, until that table ends. Facts that
+    other lines state go to ``following``, the table whose head is still to come. ``tables``
+    has all tables whose head has come, also the current one.
     """
 
     def __init__(self, file: str) -> None:
@@ -527,9 +528,9 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether the line before was of a row and also had text of NCCL_DEBUG. Lines that have
-        # such text only are passed over. Either the text has cut the row, whose rest then
-        # comes in a later line, or it came after the whole row.
+        # Whether the line before was of a row and also had text of NCCL_DEBUG, where lines with
+        # nothing else than such text do not count as lines. The text may have cut the row,
+        # whose rest then comes in a later line. But it may also stand behind a whole row.
         self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False

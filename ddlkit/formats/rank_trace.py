@@ -315,10 +315,11 @@ class _Clock:
 
         Both instants are in seconds.
         """
-        # Without kernels, there is no GPU, or it has nothing to do.
+        # Without kernels in this iteration, there is no GPU, or it has nothing to do in it.
         if not self._launched_s:
             return instant_s
-        # The GPU may still be busy with the iteration before.
+        # Kernels of this iteration begin when the GPU has finished the iteration before, at
+        # `_free_s`.
         done_s = max(instant_s, self._free_s)
         n_launched = bisect_right(self._launched_s, instant_s)
         if n_launched > 0:

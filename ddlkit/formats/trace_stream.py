@@ -149,9 +149,9 @@ class _Buffer:
                 # The value may only end in the next chunk of the file, so it is parsed again
                 # with that chunk, unless its text is already longer than any entry. A value
                 # that is nested too deeply for Python (RecursionError) fails each time, and
-                # is refused in the end. After `read_more` the text begins with the value.
-                # Before, it may also have parsed entries, but is usually as short as a chunk,
-                # far below the limit.
+                # is refused in the end. The text is that of the value alone only after
+                # `read_more`. Until then it also has entries that are parsed already, but it is
+                # as short as a chunk, which is far below the limit.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None

@@ -311,9 +311,9 @@ class Decoder:
         """Yield the scale of a norm and its shift, if it has one.
 
         ``flops`` are those of a tied head that follows the norm, 0 if none does. Such a head
-        has no tensor of its own, because its matrix is that of the embedding. So its FLOP
-        count at the tensor right before it, the last one of the norm. The norm itself counts
-        as no work.
+        has no tensor of its own, because its matrix is that of the embedding. Its FLOP
+        are therefore counted at the tensor right before it, the last one of the norm. The norm
+        itself counts as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, flops=0.0)

@@ -135,8 +135,8 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     """
     # Each call names torchrun's variable first and then Slurm's.
     rank = _number(environment, "RANK", "SLURM_PROCID")
-    task_count = _name_of_task_count(environment)
-    world_size = _number(environment, "WORLD_SIZE", task_count)
+    slurm_name = _name_of_task_count(environment)
+    world_size = _number(environment, "WORLD_SIZE", slurm_name)
     # If a variable about the node is not set, all ranks are taken to be on one node. The
     # number within the node is then the rank, and the node has all ranks.
     local_rank = _number(environment, "LOCAL_RANK", "SLURM_LOCALID", default=rank)
@@ -145,7 +145,8 @@ def numbers(environment: Mapping[str, str]) -> Numbers:
     if by_slurm:
         ranks_on_node = _tasks_on_node(environment, default=world_size)
     else:
-        # No variable of Slurm is read, because it would describe torchrun's processes.
+        # torchrun sets LOCAL_WORLD_SIZE. Slurm's number of tasks on a node would be that of
+        # torchrun's processes, each of which starts several ranks.
         ranks_on_node = _number(
             environment, "LOCAL_WORLD_SIZE", slurm_name="", default=world_size
         )

@@ -590,8 +590,8 @@ class _PlannedTraining:
             relative_halfwidth=0.0,
         )
         dist.barrier()
-        # With `host_counts`, time counts in which a GPU waits for the host, as it does in a
-        # user's training.
+        # Because of `host_counts`, the seconds include those in which a GPU waits for the host,
+        # as it does in a user's training.
         seconds = clock.measure_on(
             self.me.device, self.training.iterate, exactly_count, host_counts=True
         )

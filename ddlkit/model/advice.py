@@ -520,9 +520,9 @@ def _relative_deviation(option: Option) -> float:
     Iterations of two plans that are compared follow each other at once, and share these
     changes.
     """
-    # Draw b of the first array is a single iteration, and draw b of the second one is the
-    # mean of many. Messages cost the same in both, so only the noise of one iteration is
-    # left.
+    # Both arrays have one iteration for each draw of the cost of messages: a single one, and
+    # the mean of many. The same messages cost the same in both, so the ratio has only the
+    # noise of a single iteration.
     relative = option.paired_s / option.long_run_s
     # The quantiles one standard deviation below and above the mean of normal noise are two
     # deviations apart.
