@@ -134,9 +134,9 @@ _SHARDED_OPTIONS = tuple(
             metavar="TIME",
             default=3.0,
             help="The most time for training under the best plans: minutes, as in 3, or "
-            "with a unit, as in 90s. The trial ends earlier once it is decided. It has at "
-            "least six rounds, and repeats rounds that others disturb, even beyond this "
-            "time. With 0 nothing is tried, and the advice is a prediction. "
+            "with a unit, as in 90s. The trial ends earlier once it is decided, and "
+            "after 96 rounds in any case. It has at least six rounds, and repeats rounds "
+            "that others disturb, even beyond this time. With 0 nothing is tried, and the advice is a prediction. "
             "[default: 3]",
         ),
         arg(

@@ -1070,6 +1070,11 @@ def _undisturbed_rounds(
         time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
         me.say(f"round {n_rounds} is done: {iterations}; {time_left}")
         yield seconds
+    # The caller asks for no further round if the last one has decided the trial.
+    me.say(
+        f"the trial ends after {n_rounds} rounds, the most of a trial, without a decision: a "
+        "longer --confirm-minutes does not change that"
+    )
 
 
 def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:
