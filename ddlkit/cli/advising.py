@@ -136,7 +136,8 @@ _SHARDED_OPTIONS = tuple(
             help="The most time for training under the best plans: minutes, as in 3, or "
             "with a unit, as in 90s. The trial ends earlier once it is decided, and "
             "after 96 rounds in any case. It has at least six rounds, and repeats rounds "
-            "that others disturb, even beyond this time. With 0 nothing is tried, and the advice is a prediction. "
+            "that others disturb, even beyond this time. With 0 nothing is tried, and the "
+            "advice is a prediction. "
             "[default: 3]",
         ),
         arg(
