@@ -85,7 +85,8 @@ WHAT_TO_DO = {
             help="Times of all-reduces between the same ranks while the machines are "
             "idle, as a recorded table, a CSV, or the log of a benchmark. With them, the "
             "start-up and the bandwidth of messages become separate causes, and other "
-            "buckets can be compared.",
+            "buckets can be compared. The traces alone tell this only if their messages "
+            "have several sizes.",
         ),
     ),
     *group(

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 1_000
 """Columns of a table. Recorded tables have at most 40, users' own a few more."""
 
+_PART = "part"
+"""The column of a pack of recorded tables, which names the table of each row."""
 MOST_COLUMNS_NAMED = 12
 """How many columns of a file an error names."""
 MOST_OF_A_NAME = 40
@@ -662,8 +664,19 @@ class Schema:
             # argmax returns the first True.
             row = int(np.argmax(is_duplicate))
             key_in_words = ", ".join(f"{name} {keys[name][row]}" for name in self.key)
+            remedy = "remove one of the two rows"
+            # A pack has this column, which says of which table each row is.
+            if _PART in sheet.header:
+                remedy = (
+                    f"this is a pack of several recorded tables: keep the rows of one {_PART}, "
+                    "or give the path of one table in the pack as it was recorded"
+                )
             # The error has to name one column, but its text has the whole key.
-            sheet.fail(row, self.key[-1], f"there is an earlier row of {key_in_words}")
+            sheet.fail(
+                row,
+                self.key[-1],
+                f"there is an earlier row of {key_in_words}: {remedy}",
+            )
 
     def _current_names(self, header: tuple[str, ...]) -> tuple[str, ...]:
         """Return a header in which earlier names of columns are replaced by present ones.
