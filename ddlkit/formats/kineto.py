@@ -54,7 +54,9 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 HOW_TO_RECORD = (
     "record whole iterations (forward, backward and optimizer.step) with "
-    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True)"
+    "torch.profiler.profile(activities=[CPU, and CUDA on a GPU], record_shapes=True, "
+    "schedule=torch.profiler.schedule(wait=0, warmup=5, active=16, repeat=1)), or let "
+    "ddlkit trace record them"
 )
 MOST_US = 1e18
 """The largest instant or duration that is read, in microseconds."""

@@ -241,8 +241,8 @@ def rank_trace(trace: KinetoTrace) -> RankTrace:
     """
     if not any(event.name.startswith("ProfilerStep#") for event in trace.events):
         raise trace.missing(
-            "no ProfilerStep spans, which divide the iterations (call step() of the "
-            "profiler at the end of each iteration)"
+            "no ProfilerStep spans, which divide the iterations (give the profiler a schedule, "
+            "and call its step() at the end of each iteration)"
         )
     traced = iterations(trace)
     read = [
