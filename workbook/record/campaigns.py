@@ -713,7 +713,14 @@ class LabPoints:
         rows = self.calibration_rows(request.collective)
         # Only the first session counts. With the one after the replays, the plans could become
         # others than those that were replayed.
-        cost = table_cost(rows[rows["session"] == BEFORE], self.shape.workers)
+        before = rows[rows["session"] == BEFORE]
+        # The calibration is left out if it takes longer than the time that is left.
+        if before.empty:
+            raise UserError(
+                f"no {request.collective} was measured before the replays, because the time of "
+                "--budget was too short: run the same command again with a longer --budget"
+            )
+        cost = table_cost(before, self.shape.workers)
         # The hash of the recorded selection times, by which a forecast of the case finds them. A
         # dense case selects nothing and has no hash.
         selection_sha256 = ""
