@@ -854,7 +854,7 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Notes
     -----
     Between two instants at which ranks wait for each other, the phases may take this rank
-    longer in total than they take the other ranks in the median. This excess is taken off
+    longer in total than the other ranks, by their median. This excess is taken off
     those segments in which the rank is slower than the median of the others. Each of them
     loses the same share of the difference. To cut every such segment to the median of the
     others would remove more than the delay, because chance alone makes any rank slower in

@@ -91,7 +91,7 @@ def draw(
 
 
 def _nodes_in(code: pd.Series, ranks: int | None) -> int:
-    """Return for how many nodes an all-gather of the authors' code is drawn beside the measured.
+    """Return for how many nodes an all-gather of the authors' code is drawn next to the measured one.
 
     Each measured rank counts as a node. The result is ``ranks``, the number of measured ranks,
     if ``code`` has an alpha for this number of nodes, as in "alpha-16". Otherwise, or if

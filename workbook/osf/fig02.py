@@ -48,7 +48,7 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     # network.
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
     # A start-up of 4 ms is chosen, as the numbers above. Both times are of a whole all-reduce.
-    # ``workers`` and ``algorithm`` only say of which one, and do not change them.
+    # ``workers`` and ``algorithm`` only describe the all-reduce, and do not change its times.
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
     # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
     # last message ends with the last tensor.

@@ -642,7 +642,7 @@ def cases(brief: bool, copies: bool = False) -> Iterator[Any]:
     # Only the names are needed, and no kernel is built to list them.
     names = FEW if brief else tuple(kernels(tiny=False))
     budget = _BRIEF_BUDGET if brief else _LONG_BUDGET
-    # The ways of communicating beside a kernel: the directions of copies, or the resources that the
+    # The ways of communicating while a kernel runs: the directions of copies, or the resources that the
     # stand-in takes.
     ways: Sequence[Any] = COPIES if copies else footprints(brief)
     suffix = "-copies" if copies else ""
