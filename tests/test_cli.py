@@ -242,7 +242,8 @@ MISTAKES = {
     "measure replay": "python -m workbook record replay",
     "measure no-such-part": "use one of quick, layers",
     f"plan {DENSE} --density 0.001": "give --density and --selection together",
-    f"plan {SPARSE} --density 0": "density 0.0 is not above 0",
+    f"plan {SPARSE} --density 0": "--density: '0' is not above 0",
+    f"predict {SPARSE} --density 2": "is not above 0 and at most 1",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
     f"plan {SPARSE} --density 0.5 --cost four.json": "needs the cost of an all_gather",
     f"{WHAT_IF} --accumulate 2": "what-if has no argument --accumulate",
@@ -462,6 +463,9 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
     )
     assert measured["iteration_s"] == as_measured["iteration_s"]
     assert measured["warnings"] == as_measured["warnings"]
+    assert "assumed" not in measured
+    assert "assumed" in after
+    assert "assumed" not in run(capsys, f"what-if {given} --gpus 4")
     for words in ("predict --ranks 8", "what-if --gpus 8"):
         line = "add --assume-ring"
         without = given.removesuffix(" --assume-ring")
@@ -619,6 +623,21 @@ def test_selection_is_computed_and_values_and_indices_are_gathered(
     assert answer["compute_s"] == pytest.approx(COMPUTE_S + answer["selection_s"])
     gathered = 4 * 4 * 3750  # bytes of 4 workers' values, or of their indices
     assert answer["communication_s"] == pytest.approx(2 * (1e-3 + 8e-9 * gathered))
+
+
+def test_the_help_of_selection_names_a_pattern_of_recorded_tables(
+    capsys: Capture,
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["predict", "--help"])
+    helped = " ".join(capsys.readouterr().out.split())
+    (pattern,) = re.findall(r"'(data/recorded/[^']+)'", helped)
+    selection = shlex.quote(str(places.ROOT / pattern))
+    answer = run(
+        capsys,
+        f"predict --profile profile.csv --cost gather.json --density 0.01 --selection {selection}",
+    )
+    assert answer["selection_s"] > 0
 
 
 def test_an_interrupt_that_is_dropped_comes_again_and_lets_clean_up(

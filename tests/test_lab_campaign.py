@@ -181,6 +181,23 @@ class TestLab:
         pytest.mark.usefixtures("require_lab"),
     ]
 
+    def test_a_budget_without_time_for_the_calibration_is_told(
+        self, tmp_path: Path
+    ) -> None:
+        few = {"networks": "lenet5:1", "plans": "single", "rounds": 1}
+        file = written(tmp_path, {**WHOLE, **few})
+        profile, before, replay, _ = points(file, tmp_path)
+        # Enough for the replay, but neither for the profile nor for the calibration before it.
+        assert replay.estimate_s < before.estimate_s < profile.estimate_s
+        budget_s = (replay.estimate_s + before.estimate_s) / 2
+        for missing in ("layers of lenet5", "all_reduce"):
+            with pytest.raises(UserError, match=missing) as caught:
+                record(str(file), out=tmp_path / "out", budget_s=budget_s)
+            assert "with a longer --budget" in str(caught.value)
+            assert "\n" not in str(caught.value)
+            # The second time, the profile is there. This budget leaves no time for more.
+            record(str(file), out=tmp_path / "out", budget_s=profile.estimate_s + 1)
+
     @pytest.mark.fault(
         fault="a replay in the lab is interrupted, or killed",
         injected="SIGINT, and the next time SIGKILL, while ranks replay",

@@ -472,6 +472,20 @@ class _Parser(argparse.ArgumentParser):
         raise UserError(f"{problem} (see {self.prog} --help)")
 
 
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter of helps that breaks no option or path at a hyphen.
+
+    Otherwise "--assume-ring" could stand on two lines, where nobody can search or copy it.
+    """
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """Return the help of an argument in lines of at most ``width`` columns."""
+        one_line = " ".join(text.split())
+        return textwrap.wrap(
+            one_line, width, break_on_hyphens=False, break_long_words=False
+        )
+
+
 def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespace:
     """Return the parsed words of a command.
 
@@ -548,7 +562,7 @@ def _parser(
     parser = _Parser(
         prog=program.called,
         description=_description(program.about, program.example),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument(
         "--version",
@@ -566,7 +580,7 @@ def _parser(
             usage=_usage(f"{program.called} {name}", command),
             description=_description(command.text, command.example),
             # `_description` has broken its lines, so argparse must not fill them anew.
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_HelpFormatter,
         )
         _fill_subparser(subparser, name, command, with_defaults=with_defaults)
     return parser
@@ -646,5 +660,5 @@ def _usage_word(argument: Argument) -> str:
 
 def _description(text: str, example: str) -> str:
     """Return the head of a help: the example, and what the command does."""
-    text = textwrap.fill(text, HELP_COLUMNS)
+    text = textwrap.fill(text, HELP_COLUMNS, break_on_hyphens=False)
     return f"example:\n  {example}\n\n{text}" if example else text

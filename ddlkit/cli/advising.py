@@ -50,7 +50,6 @@ from ddlkit.cli.inputs import (
     RANKS,
     SHARDED,
     UNITS,
-    assumption,
     forecast_of,
     is_sharded,
     predict_sharded,
@@ -363,9 +362,9 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
         "ranks",
         "contention",
     ]
-    # With --assume-ring, rows also have a column that says so.
-    same_for_all += list(assumption(arguments))
     table = DataFrame(rows).drop(columns=same_for_all)
+    # With --assume-ring, rows may also have a column that says so.
+    table = table.drop(columns="assumed", errors="ignore")
     # Either all rows have an interval or none has, because all rest on the same costs.
     if not table["iteration_interval_s"].notna().any():
         table["iteration_interval_s"] = "not known"

@@ -184,6 +184,16 @@ def share(text: str) -> float:
     return value
 
 
+def density(text: str) -> float:
+    """Return the number above 0 and up to 1 that an argument gives."""
+    value = number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not above 0 and at most 1: write for example 0.01"
+        )
+    return value
+
+
 def option_of(name: str) -> str:
     """Return the option whose value the parsed arguments have under a name.
 

@@ -23,6 +23,7 @@ from ddlkit.cli.command import (
     choice,
     collective_name,
     count,
+    density,
     flag,
     group,
     number,
@@ -239,7 +240,7 @@ INPUTS = (
         SPARSE,
         arg(
             "--density",
-            type=number,
+            type=density,
             metavar="SHARE",
             help="The share of the gradients that is selected and sent, from 0 to 1. "
             "The messages are then all_gathers. It needs --selection.",
@@ -251,7 +252,8 @@ INPUTS = (
             metavar="TABLE",
             help="The measured times of selecting gradients, or their cost (JSON). "
             "python -m workbook record cpu or gpu, in a clone of the project, measures "
-            "such tables, and data/recorded has some: selection*.csv.",
+            "such tables. The clone has some already, which this quoted pattern names: "
+            "'data/recorded/cpu-2x-amd-epyc-suite/selection-*'.",
         ),
     ),
     JSON,
@@ -890,9 +892,13 @@ def _ranks_to_predict_for(arguments: argparse.Namespace) -> int | None:
     return ranks
 
 
-def assumption(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what --assume-ring assumes, as entries of a result. Empty without the option."""
-    if not arguments.assume_ring:
+def assumption(is_assumed_ring: bool) -> dict[str, str]:
+    """Return what is assumed of a ring that was not measured, as entries of a result.
+
+    The result is empty if the ranks were measured, even with --assume-ring, because then nothing is
+    assumed.
+    """
+    if not is_assumed_ring:
         return {}
     return {"assumed": "a ring whose links are all like the measured ones"}
 
@@ -939,6 +945,7 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         communication,
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
+        is_assumed_ring=True,
         # These are fits of other forms to the same times. Such forms cannot be taken to another
         # number of ranks.
         costs_by_form={},
@@ -1642,8 +1649,7 @@ def _prediction_of_sharding(
         "ranks": communications[SENT[0]].cost.workers,
         "most_gathered_bytes": sharding.most_gathered_bytes(reshard=reshard),
         "contention": None,
-        # With --assume-ring, this is the entry "assumed".
-        **assumption(arguments),
+        **assumption(any(sent.is_assumed_ring for sent in communications.values())),
     }
 
 

@@ -436,7 +436,9 @@ def predict(arguments: argparse.Namespace) -> None:
     if is_sharded(arguments):
         _show_sharded_prediction(arguments)
         return
-    forecast, warnings, *_ = forecast_of(arguments, arguments.plan, arguments.level)
+    forecast, warnings, _profile, communication = forecast_of(
+        arguments, arguments.plan, arguments.level
+    )
     iteration = forecast.iteration
     interval_s = forecast.interval_s
     # With --copies alone, the facts of contention have the measured time of copies, and factors
@@ -450,7 +452,7 @@ def predict(arguments: argparse.Namespace) -> None:
         "message_count": len(iteration.plan.ends),
         "ranks": iteration.cost.workers,
         "contention": _contention_facts(iteration) if has_contention else None,
-        **assumption(arguments),  # of --assume-ring
+        **assumption(communication.is_assumed_ring),
     }
     if arguments.density:
         result |= _selection_facts(iteration)
@@ -590,7 +592,9 @@ def _contention_facts(iteration: Any) -> dict[str, float]:
 )
 def plan(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit plan``."""
-    forecast, warnings, *_ = forecast_of(arguments, arguments.planner)
+    forecast, warnings, _profile, communication = forecast_of(
+        arguments, arguments.planner
+    )
     iteration = forecast.iteration
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
@@ -606,7 +610,7 @@ def plan(arguments: argparse.Namespace) -> None:
         # less than the bound.
         if arguments.in_flight == 1:
             facts["lower_bound_s"] = chosen.least_s
-    facts |= assumption(arguments)  # of --assume-ring
+    facts |= assumption(communication.is_assumed_ring)
     if arguments.json:
         description = chosen.to_dict(iteration_s)
         show({**description, **facts, "warnings": warnings}, as_json=True)
@@ -950,7 +954,8 @@ def what_if(arguments: argparse.Namespace) -> None:
         "simulated_tasks": _tasks_of_all_ranks(graph, gpus),
         "simulated_critical_path_s": graph.longest_path_s,
         **_resources_in_words(compared),
-        **assumption(arguments),  # of --assume-ring
+        # The cost between other ranks is known only by --assume-ring.
+        **assumption(is_assumed_ring=gpus_after != gpus),
         "batch": profile.batch,
         **_throughputs(compared, profile.batch, gpus, gpus_after),
     }

@@ -412,6 +412,7 @@ def _paragraph(heading: str, text: str) -> Iterator[str]:
         initial_indent=f"{heading:<10} ",
         subsequent_indent=" " * 11,
         break_long_words=False,
+        break_on_hyphens=False,
     )
 
 

@@ -70,6 +70,9 @@ class Communication:
     contention : Contention, optional
         How much messages and compute slow each other down, where compute is real and
         this is known.
+    is_assumed_ring : bool
+        Whether messages between so many workers were not measured, so that the cost is that of a
+        ring whose links are all like the measured ones.
     """
 
     cost: MessageCost
@@ -78,6 +81,7 @@ class Communication:
     noise: Noise | None = None
     costs_by_form: Mapping[str, MessageCost] = field(default_factory=dict)
     contention: Contention | None = None
+    is_assumed_ring: bool = False
 
     def sparse(
         self, density: float, selecting: Selecting | None = None

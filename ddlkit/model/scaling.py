@@ -1143,10 +1143,8 @@ def _on_software_column(
     Without tables, there is nothing to compare. Raises UserError if the steps state several values,
     if the tables do, or if the steps state another value than the tables.
     """
-    # The values as they are stated, for errors, and without suffixes of versions, to compare them.
     of_steps = facts_of(steps, column)
-    distinct_in_steps = _comparable(of_steps, column)
-    if len(distinct_in_steps) > 1:
+    if len(_comparable(of_steps, column)) > 1:
         raise UserError(
             f"the column {column} has several values, {_listed(of_steps)}: measure all "
             f"steps with the same {name}"
@@ -1154,8 +1152,7 @@ def _on_software_column(
     if collectives is None:
         return []
     of_tables = facts_of(collectives, column)
-    distinct_in_tables = _comparable(of_tables, column)
-    if len(distinct_in_tables) > 1:
+    if len(_comparable(of_tables, column)) > 1:
         raise UserError(
             f"the tables of collectives have several values of {column}, "
             f"{_listed(of_tables)}: measure all tables with the same {name}"
@@ -1163,7 +1160,7 @@ def _on_software_column(
     if not of_steps or not of_tables:
         text = f"whether tables and training have the same {name}: not known"
         return [Finding(column, text=text)]
-    if distinct_in_steps != distinct_in_tables:
+    if _comparable(of_steps, column) != _comparable(of_tables, column):
         raise UserError(
             f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
             f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "

@@ -111,6 +111,12 @@ EXTENTS = {
 }
 
 
+AGAIN_WITH_MORE_TIME = (
+    "run the same command again, with a longer --budget if it has one"
+)
+"""What to do about a measurement that others need, but that was left out or failed."""
+
+
 class Request(NamedTuple):
     """A case that a file asks for, before its plan is made.
 
@@ -695,6 +701,12 @@ class LabPoints:
         Raises UserError if the table is missing.
         """
         path = self.path("layers", f"{request.network}-b{request.batch}-r1")
+        if not store.has_table(path) and not self.saved("runs"):
+            # It is left out if it takes longer than the time that is left.
+            raise UserError(
+                f"the layers of {request.network} at batch size {request.batch} were not measured: "
+                f"{AGAIN_WITH_MORE_TIME}"
+            )
         if not store.has_table(path):
             raise UserError(
                 f"{path.parent}: holds runs of an earlier campaign without the layers that "
@@ -717,8 +729,7 @@ class LabPoints:
         # The calibration is left out if it takes longer than the time that is left.
         if before.empty:
             raise UserError(
-                f"no {request.collective} was measured before the replays, because the time of "
-                "--budget was too short: run the same command again with a longer --budget"
+                f"no {request.collective} was measured before the replays: {AGAIN_WITH_MORE_TIME}"
             )
         cost = table_cost(before, self.shape.workers)
         # The hash of the recorded selection times, by which a forecast of the case finds them. A
