@@ -109,6 +109,11 @@ def no_scalar() -> tuple[Any, ...]:
     return model, lambda: model(X)["logits"]
 
 
+def no_scalar_on_device(device: torch.device) -> tuple[Any, ...]:
+    model = Net().to(device)
+    return model, lambda: model(X.to(device))["logits"]
+
+
 def no_parameter() -> tuple[Any, ...]:
     return Net(), lambda: X.sum()
 

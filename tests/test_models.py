@@ -235,6 +235,10 @@ def test_what_inductor_compiles_is_measured(
             r"loss\(\) returns a tensor of shape \(16, 64\): return a scalar",
         ),
         (
+            "no_scalar_on_device",
+            r"loss\(\) returns a tensor of shape \(16, 64\): return a scalar",
+        ),
+        (
             "no_parameter",
             r"loss\(\) returns a scalar that depends on no trained parameter",
         ),
@@ -285,9 +289,12 @@ def test_the_check_refuses_nothing_that_only_values_could_show(name: str) -> Non
 
 
 def test_a_network_that_torchvision_lacks_is_seen_by_the_check() -> None:
-    check("torchvision:resnet18:8")
+    for network in ("resnet18:8", "regnet_y_400mf:8", "inception_v3:2"):
+        check(f"torchvision:{network}")
     with pytest.raises(UserError, match="torchvision has no network 'resnet19'"):
         check("torchvision:resnet19")
+    with pytest.raises(UserError, match="'fcn_resnet50' does not classify images"):
+        check("torchvision:fcn_resnet50")
 
 
 def test_a_model_on_two_devices_is_refused() -> None:

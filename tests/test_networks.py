@@ -115,6 +115,12 @@ def test_a_batch_is_the_same_at_every_call_and_a_wrong_name_is_answered_with_the
         registry.sample_batch("resnet5", 1)
 
 
+def test_a_network_with_auxiliary_heads_is_built_without_them() -> None:
+    with torch.device("meta"):
+        network = registry.build("torchvision:inception_v3")
+        assert network(torch.empty(2, 3, 224, 224)).shape == (2, 1000)
+
+
 def test_torchvision_is_imported_beside_a_cpu_torch_and_its_absence_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

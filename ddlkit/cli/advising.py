@@ -706,8 +706,12 @@ def _contradicted_predictions(result: Mapping[str, Any]) -> list[str]:
 
     ``result`` has summaries of two plans: PyTorch's default and the predicted best.
     """
+    plans = [result["default_plan"]]
+    # The default may itself be the predicted best.
+    if result["predicted_best"] != "ddp":
+        plans.append(result["best_plan"])
     warnings = []
-    for plan in (result["default_plan"], result["best_plan"]):
+    for plan in plans:
         # A plan that was not in the trial lacks this entry.
         if plan.get("outside_of_predicted_interval"):
             warnings.append(f"plan {plan['plan']}: {_contradiction(plan)}")
@@ -1276,9 +1280,12 @@ def _why_keep(result: Mapping[str, Any]) -> str:
 
 def _why_keep_after_failed_prediction(result: Mapping[str, Any]) -> str:
     """Return in words why the default is kept if its measured iteration was not predicted."""
-    # The best plan was not in the trial, or is the default.
+    # The trial may have had other plans even if the default is predicted to be the fastest.
+    if result["predicted_best"] == "ddp":
+        return "no plan is predicted to be faster, but the prediction failed"
+    # The best plan was not in the trial, because DDP made other buckets than the plan has.
     if "trial_result" not in result:
-        return "the prediction failed, and no other plan was tried"
+        return "the prediction failed, and the best plan could not be tried"
     if _is_gain_measured(result):
         return (
             "the trial measured a gain, but the prediction failed, and a change is advised "

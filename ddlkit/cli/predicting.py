@@ -584,7 +584,7 @@ def _contention_facts(iteration: Any) -> dict[str, float]:
 
 @command(
     "Choose which gradients share a message. The plan is made for messages that are "
-    "sent one after the other.",
+    "sent one after the other, except with --planner search and --in-flight.",
     *group("plan", PLANNER),
     *INPUTS,
     example="ddlkit plan --profile profile.csv --cost cost.json --planner exact "
@@ -839,8 +839,9 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
             "WHAT is a kind of task: io (reading the input), h2d (copying it to the GPU), "
             "forward, backward, update or all_reduce (the collective that is sent). Or it "
-            "is a resource: disk, cpu, copy, gpu (or compute) or link. Or it is rank:NUMBER (what a rank "
-            "computes, counted from 0), or layer:NUMBER (what the layer computes, and the "
+            "is a resource: disk, cpu, copy, gpu (or compute) or link. Or it is rank:NUMBER (the "
+            "forward and the backward pass of a rank, counted from 0), or layer:NUMBER (what "
+            "the layer computes, and the "
             "message that its gradient completes; layers are the rows of the profile, "
             "numbered from 1 in forward order).",
         ),
@@ -849,7 +850,9 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             action="append",
             default=[],
             metavar="RANK:FACTOR",
-            help="Multiply all compute times of one rank by a factor, as in 3:1.2.",
+            help="Multiply the times of the forward and the backward pass of one rank by a factor, as "
+            "in 3:1.2. The update is a single task of all ranks together, which --scale update=1.2 "
+            "changes.",
         ),
         arg(
             "--layer",
@@ -1058,7 +1061,7 @@ def _changes_of_tasks(arguments: argparse.Namespace) -> list[tuple[str, float]]:
     """Return what --scale and --straggler change, each with the factor on its times.
 
     Tasks are named as `ddlkit.core.taskgraph.changed` takes them. Those of a straggler are
-    all that a rank computes, as in "rank:3".
+    its forward and its backward pass, as in "rank:3".
     """
     changes = []
     for text in arguments.scale:

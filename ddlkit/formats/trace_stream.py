@@ -78,7 +78,9 @@ def read_trace(path: Path | str) -> KinetoTrace:
     """
     source = str(path)
     if Path(path).is_dir():
-        raise UserError(f"{source}: is a directory: name the files in it")
+        raise UserError(
+            f"{source}: is a directory: name the files in it, as in {source}/rank*.json.gz"
+        )
     opener = gzip.open if source.endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:

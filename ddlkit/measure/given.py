@@ -624,10 +624,7 @@ def check(user_model: str) -> None:
     # None if the user names a function, as in "FILE.py:function".
     torchvision_match = _TORCHVISION.fullmatch(user_model)
     if torchvision_match:
-        # On the device "meta" tensors have no memory. Building shows whether torchvision
-        # is there and has such a network.
-        with torch.device("meta"):
-            networks.build(torchvision_match["with_prefix"])
+        networks.require(torchvision_match["with_prefix"])
         return
     _check_function(_function_of_user(user_model), user_model)
 
@@ -644,7 +641,7 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
     # The command prints its result on standard output, which must hold nothing else. So
     # what the user's code prints goes to standard error.
     prints_to_stderr = contextlib.redirect_stdout(sys.stderr)
-    with prints_to_stderr, _without_torch_log(), fake_tensors:
+    with prints_to_stderr, _without_torch_log(), _modules_stay(), fake_tensors:
         try:
             result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
@@ -668,6 +665,27 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
         # A loss that has run backward itself may return anything.
         if not calls.count:
             training.refuse_unless_scalar(value)
+
+
+@contextlib.contextmanager
+def _modules_stay() -> Iterator[None]:
+    """Let modules ignore that they are moved to a device.
+
+    torch cannot move a module of fake tensors, and raises RuntimeError. Nothing is computed with
+    them, so that their device does not matter.
+    """
+    module_class: Any = nn.Module
+    move = module_class.to
+
+    def stay(module: nn.Module, *_: Any, **__: Any) -> nn.Module:
+        """Take the place of `nn.Module.to`, and move nothing."""
+        return module
+
+    module_class.to = stay
+    try:
+        yield
+    finally:
+        module_class.to = move
 
 
 def _function_of_user(user_model: str) -> Callable[..., Any]:

@@ -126,22 +126,66 @@ def torchvision_network(name: str, **options: Any) -> Network:
     -------
     Network
         The network, on images of the shape of ImageNet's. Building it raises
-        `UserError` if torchvision is missing or has no such network.
+        `UserError` if torchvision is missing, or if it has no such network for the
+        classification of images.
     """
 
     def build() -> nn.Module:
         models = import_torchvision().models
-        if name not in models.list_models():
-            advice = _advice_on_name(name, models.list_models())
-            raise UserError(f"torchvision has no network {name!r}: {advice}")
+        refuse_unless_classifying_images(name)
         network: nn.Module = models.get_model(name, weights=None, **options)
         return network
 
     return Network(build, IMAGENET, package="torchvision")
 
 
-# These networks are built with torchvision's own defaults.
-_BY_DEFAULT = (
+def refuse_unless_classifying_images(name: str) -> None:
+    """Refuse a name that is not a network of torchvision for the classification of images.
+
+    Networks of other kinds, such as those that detect objects, take other data than
+    `IMAGENET`, and return no row of scores for each image.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network in torchvision.
+
+    Raises
+    ------
+    UserError
+        If there is no such network, or if it is of another kind.
+    """
+    models = import_torchvision().models
+    # The networks for images are in this module itself, and those of other kinds in modules
+    # within it.
+    classifying = models.list_models(module=models)
+    if name in classifying:
+        return
+    if name in models.list_models():
+        raise UserError(
+            f"{name!r} does not classify images, and no other network of torchvision can be "
+            "measured by its name: name a function that returns it and its loss by --model"
+        )
+    advice = _advice_on_name(name, classifying)
+    raise UserError(f"torchvision has no network {name!r}: {advice}")
+
+
+# The arguments of the constructors of some networks. The others are built with torchvision's own
+# defaults.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    # The auxiliary heads help training to converge. They are no part of the trained
+    # network, and those of Inception need larger images than ImageNet's.
+    "googlenet": {"aux_logits": False, "init_weights": False},
+    "inception_v3": {"aux_logits": False, "init_weights": False},
+    # Layers come with random weights. To draw VGG's 138 million again takes two
+    # seconds.
+    "vgg16": {"init_weights": False},
+    "vgg19": {"init_weights": False},
+}
+_OF_TORCHVISION = (
+    "googlenet",
+    "vgg16",
+    "vgg19",
     "alexnet",
     "vit_b_16",
     "squeezenet1_1",
@@ -152,14 +196,8 @@ _BY_DEFAULT = (
     "resnet152",
 )
 NETWORKS: dict[str, Network] = {
-    # The auxiliary heads help training to converge. They are no part of the trained
-    # network.
-    "googlenet": torchvision_network("googlenet", aux_logits=False, init_weights=False),
-    # Layers come with random weights. To draw VGG's 138 million again takes two
-    # seconds.
-    "vgg16": torchvision_network("vgg16", init_weights=False),
-    "vgg19": torchvision_network("vgg19", init_weights=False),
-    **{name: torchvision_network(name) for name in _BY_DEFAULT},
+    name: torchvision_network(name, **_OPTIONS.get(name, {}))
+    for name in _OF_TORCHVISION
 }
 """Every network that is known by name."""
 
@@ -186,7 +224,8 @@ def find(name: str) -> Network:
     Parameters
     ----------
     name : str
-        One of `NETWORKS`, or ``"torchvision:NAME"`` for any network of torchvision.
+        One of `NETWORKS`, or ``"torchvision:NAME"`` for any network of torchvision that
+        classifies images.
 
     Returns
     -------
@@ -196,12 +235,14 @@ def find(name: str) -> Network:
     ------
     UserError
         If the name is unknown. The message lists known names, after the most similar one.
-        A name that torchvision does not know is refused only when the network is built.
+        Without torchvision, its names are refused only when the network is built.
     """
     if name.startswith("torchvision:"):
         short_name = name.removeprefix("torchvision:")
-        # A network in NETWORKS is built with options of its own, such as those of vgg16.
-        return NETWORKS.get(short_name) or torchvision_network(short_name)
+        if short_name not in NETWORKS and find_spec("torchvision") is not None:
+            refuse_unless_classifying_images(short_name)
+        options = _OPTIONS.get(short_name, {})
+        return NETWORKS.get(short_name) or torchvision_network(short_name, **options)
     if name in NETWORKS:
         return NETWORKS[name]
     raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
@@ -225,8 +266,8 @@ def _advice_on_name(name: str, known: Sequence[str]) -> str:
     if len(known) > _MOST_LISTED:
         listed += f" and {len(known) - _MOST_LISTED} more"
     return (
-        f"{guess}use one of {listed}, or any network of torchvision, as in "
-        "torchvision:resnet50"
+        f"{guess}use one of {listed}, or any network of torchvision that classifies images, "
+        "as in torchvision:densenet121"
     )
 
 
