@@ -14,11 +14,11 @@ usage() {
 usage: ./reproduce.sh [--recorded | --full] [--only NN,NN]
        ./reproduce.sh test [--long]
 
-Sets up what is needed, measures this machine, runs all notebooks and builds the report.
+Sets up what is needed, measures this machine, runs all notebooks and builds the site and the reports.
 An interrupted run goes on where it stopped. Logs of the stages are in build/logs.
 
   test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
-  test --long   run also the tests that take minutes: rehearsals at full length, long fuzz tests
+  test --long   run also the tests that take minutes, such as whole measurements on small models
   --recorded    measure nothing, and take every number from data/recorded
   --full        measure with more repeats, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers

@@ -408,6 +408,24 @@ def test_a_kept_default_says_what_the_trial_showed_though_the_prediction_failed(
     assert expected in headline
 
 
+def test_a_failed_prediction_does_not_deny_plans_that_were_tried() -> None:
+    """The default is predicted to be the fastest, and is much slower in the trial."""
+    work = Workload.from_arrays(0.02, [0.001], [300_000])
+    advice = Advice.of(work, replace(messages(1e-5, 1e-9), contention=None))
+    result = {**advice.to_dict(12, 20), "network": "net", "ranks": 2, "rounds": 12}
+    result |= {"decided_by": "trial", "why_intervals_are_wide": {}}
+    assert result["predicted_best"] == DEFAULT
+    default_s = 5 * advice.options[DEFAULT].seconds
+    rounds = pd.DataFrame({DEFAULT: [default_s] * 12, "ddp:5MiB": [default_s] * 12})
+    advising._add_measured_gain(result, rounds)
+    advising._add_measured_iterations(result, rounds)
+    result["snippet"] = ""
+    title, *lines = advising.screen(result)
+    assert "the prediction failed" in title and "tried" not in title
+    assert any("also tried" in line for line in lines)
+    assert len(advising._contradicted_predictions(result)) == 1
+
+
 def test_without_a_measured_difference_the_default_is_kept_and_noise_is_named() -> None:
     predicted_s = proposing().options[DEFAULT].seconds
     result = tried(predicted_s, predicted_s, noise=0.2)

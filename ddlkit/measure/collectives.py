@@ -198,6 +198,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
     # Sizes that round up to the same number of elements are one size.
     sizes = sorted({whole_size(size, me.world_size) for size in settings.sizes})
     retries = Retries.on(me.device.type, me.say)
+    n_all = len(settings.collectives) * len(sizes)
+    n_done = 0
     for collective in settings.collectives:
         frames = []
         # The number of a size is the seed of its random integers, so that no two sizes
@@ -217,9 +219,10 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             }
             frames.append(_rows_of_samples(labels, spread, usage))
             # A line of progress for the user.
+            n_done += 1
             median = format_seconds(float(np.median(spread.slowest_s)))
             message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
-            me.say(f"{message}: {median}")
+            me.say(f"{n_done} of {n_all} messages: {message} takes {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 
 

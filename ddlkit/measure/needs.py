@@ -21,13 +21,27 @@ from ddlkit.measure import networks, training
 from ddlkit.measure.session import Point, Tables, Unavailable
 
 LAUNCH_S = 10.0
-"""How long ranks are expected to take to start, in seconds."""
+"""How long ranks are expected to take to start and to build a network, in seconds.
+
+Ranks with a GPU take as long without a network."""
+GLOO_LAUNCH_S = 4.0
+"""How long ranks without a GPU are expected to take to start, in seconds.
+
+Two ranks on two cores of a virtual machine took 1.5 to 6 s."""
+MESSAGE_S = 1e-3
+"""How long a message of no bytes is expected to take within a machine, in seconds.
+
+That includes what surrounds it: the ranks meet, and the buffers are filled again."""
 GLOO_BYTES_PER_S = 5e8
 """The rate of messages that gloo is expected to send within a machine, in bytes/s.
 
 Two cores of a virtual machine sent 0.8 to 1.5 GB/s of 64 MiB messages. Less is expected, so that
 a busy machine is not given up.
 """
+NCCL_BYTES_PER_S = 1e10
+"""The rate of messages that NCCL is expected to send within a machine, in bytes/s.
+
+GPUs that PCI Express joins reach about this rate, and NVLink is faster."""
 BUILD_S = 2.0
 """Seconds to build a network, move it to the device and count its FLOPs."""
 FILL_POOLS_S = 3.0
@@ -225,7 +239,7 @@ def layers_s(budget: Budget, ranks: int = 1) -> float:
 
 
 def collectives_s(
-    budget: Budget, collectives: int, sizes: Sequence[int], bytes_per_s: float
+    budget: Budget, collectives: int, samples_s: Sequence[float], on_gpu: bool
 ) -> float:
     """Return how long collectives of several sizes are expected to take, in seconds.
 
@@ -235,22 +249,26 @@ def collectives_s(
         How long to measure each size of each collective.
     collectives : int
         How many collectives there are.
-    sizes : sequence of int
-        The sizes of messages in bytes.
-    bytes_per_s : float
-        The rate at which messages are expected to be sent. If it is infinite, each size
-        takes its budget.
+    samples_s : sequence of float
+        For each size, the seconds that a sample of it is expected to take.
+    on_gpu : bool
+        Whether the messages are sent between GPUs.
 
     Returns
     -------
     float
         Seconds.
     """
-    # Large messages take longer than the budget, because there is a least number of repeats.
-    repeats = budget.warmup + budget.min_repeats
-    sizes_s = [max(budget.max_s, repeats * size / bytes_per_s) for size in sizes]
+    sizes_s = []
+    for sample_s in samples_s:
+        # Small messages reach the largest number of repeats before the budget is over. Large
+        # messages take longer than the budget, because there is a least number of repeats.
+        fitting = budget.max_s / sample_s
+        repeats = min(max(fitting, budget.min_repeats), budget.max_repeats)
+        sizes_s.append((budget.warmup + repeats) * sample_s)
     # The ranks start once, and then measure each size of each collective.
-    return LAUNCH_S + collectives * sum(sizes_s)
+    launch_s = LAUNCH_S if on_gpu else GLOO_LAUNCH_S
+    return launch_s + collectives * sum(sizes_s)
 
 
 def slowdowns_s(budget: Budget) -> float:
@@ -329,8 +347,9 @@ LAYERS = Needs(
 )
 COLLECTIVES = Needs(
     collectives_s,
-    f"Ranks start in {LAUNCH_S:g} s. Each size of each collective has a budget of its "
-    "own, which large messages through gloo exceed.",
+    f"Ranks start in {GLOO_LAUNCH_S:g} s, and in {LAUNCH_S:g} s on GPUs. Each size of each "
+    "collective has a budget of its own, of which small messages take a part, and which large "
+    "messages through gloo exceed.",
     gpus=Gpus.EACH_RANK,
     ranks="1 or more",
     lab=Lab.AT_A_RATE,

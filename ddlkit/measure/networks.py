@@ -120,7 +120,7 @@ def torchvision_network(name: str, **options: Any) -> Network:
     name : str
         The name of the network in torchvision.
     **options
-        Arguments of its constructor.
+        Arguments of its constructor, in place of those of `_OPTIONS`.
 
     Returns
     -------
@@ -133,7 +133,8 @@ def torchvision_network(name: str, **options: Any) -> Network:
     def build() -> nn.Module:
         models = import_torchvision().models
         refuse_unless_classifying_images(name)
-        network: nn.Module = models.get_model(name, weights=None, **options)
+        arguments = {**_OPTIONS.get(name, {}), **options}
+        network: nn.Module = models.get_model(name, weights=None, **arguments)
         return network
 
     return Network(build, IMAGENET, package="torchvision")
@@ -196,8 +197,7 @@ _OF_TORCHVISION = (
     "resnet152",
 )
 NETWORKS: dict[str, Network] = {
-    name: torchvision_network(name, **_OPTIONS.get(name, {}))
-    for name in _OF_TORCHVISION
+    name: torchvision_network(name) for name in _OF_TORCHVISION
 }
 """Every network that is known by name."""
 
@@ -241,8 +241,7 @@ def find(name: str) -> Network:
         short_name = name.removeprefix("torchvision:")
         if short_name not in NETWORKS and find_spec("torchvision") is not None:
             refuse_unless_classifying_images(short_name)
-        options = _OPTIONS.get(short_name, {})
-        return NETWORKS.get(short_name) or torchvision_network(short_name, **options)
+        return NETWORKS.get(short_name) or torchvision_network(short_name)
     if name in NETWORKS:
         return NETWORKS[name]
     raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")

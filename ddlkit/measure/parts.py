@@ -7,7 +7,6 @@ Where an argument is a list, there is a point for each of its values.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +22,7 @@ import torch
 from ddlkit import store
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
+from ddlkit.core.lab_links import one_way_delay_s
 from ddlkit.core.plan import make_plan
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import Workload
@@ -47,7 +47,9 @@ It takes the place of a shorter estimate. It was chosen, and not measured."""
 IN_LAB_S = 900.0
 """Seconds that ranks in a lab may always take, however little was expected."""
 PATIENCE = 3.0
-"""Ranks are ended after this many times the expected duration."""
+"""Ranks are ended after this many times the expected duration, and `PATIENCE_AT_START_S`."""
+PATIENCE_AT_START_S = 20.0
+"""Seconds that ranks may take in any case, because a busy machine starts them slowly."""
 SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
 """How many rounds of compute with messages are run. What warms up precedes them."""
 SMALL_BYTES = 64 * KIB
@@ -112,11 +114,14 @@ class Ranks:
     join : mapping
         Arguments of `ddlkit.jobs.rank.Rank.join`, by which the ranks meet: the backend,
         and optionally ``timeout_s`` and ``on_gpu``.
+    lab_shape : LabShape, optional
+        The lab in which the ranks are. None outside of a lab.
     """
 
     count: int
     place: Callable[[], Any]
     join: Mapping[str, Any]
+    lab_shape: lab.LabShape | None = None
 
     @classmethod
     def of(
@@ -176,7 +181,8 @@ class Ranks:
             The settings of the job.
         estimate_s : float
             How long the job is expected to take, in seconds. Ranks that take `PATIENCE`
-            times as long are ended. In a lab they may always take `IN_LAB_S`.
+            times as long, and `PATIENCE_AT_START_S`, are ended. In a lab they may always take
+            `IN_LAB_S`.
         out : Path, optional
             The directory into which the tables are also written.
 
@@ -192,9 +198,9 @@ class Ranks:
         """
         place = self.place()
         # `launch` ends ranks that take longer than the timeout, because they probably hang.
-        timeout_s = PATIENCE * estimate_s
+        timeout_s = PATIENCE * estimate_s + PATIENCE_AT_START_S
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
-        # All places but the loopback interface are labs. An estimate does not depend on the
+        # All places but the loopback interface are labs. Most estimates do not depend on the
         # rate of a lab's links, which may be slow. So ranks in a lab always get some time.
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
@@ -254,7 +260,8 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     # The names of tables have ranks, rate and delay, but not whether links are
     # emulated. The delay says so already.
     name = f"lab-{shape.name.replace('emulated-', '')}"
-    return Ranks(count, partial(lab.Lab, shape), {"backend": "gloo"}), name
+    join = {"backend": "gloo"}
+    return Ranks(count, partial(lab.Lab, shape), join, lab_shape=shape), name
 
 
 def place_of(
@@ -475,11 +482,6 @@ def collectives(
         messages = 1
     default_sizes = messages_alone.NCCL_SIZES if on_nccl else messages_alone.SIZES
     sizes = sizes or default_sizes
-    # NCCL sends all sizes within the budget. The estimate leaves out how long messages take in
-    # a lab, where ranks always get some time.
-    within_machine = not (on_nccl or in_lab)
-    bytes_per_s = needs.GLOO_BYTES_PER_S if within_machine else math.inf
-    estimate_s = needs.COLLECTIVES.seconds(budget, len(collectives), sizes, bytes_per_s)
     # The constructor of the settings refuses wrong ones. It is called when a point is
     # measured, so that a mistake fails one point only, and not the list of all points.
     make_settings = partial(
@@ -492,6 +494,14 @@ def collectives(
     # For each table the `Ranks` that measure it, which know their number and their link.
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
+        samples_s = [
+            messages_alone.messages_at(size, messages)
+            * _expected_message_s(size, members, on_nccl)
+            for size in sizes
+        ]
+        estimate_s = needs.COLLECTIVES.seconds(
+            budget, len(collectives), samples_s, on_nccl
+        )
         path = table_path(here.out, "collectives", name)
         # Returns which sizes the table lacks, as an earlier session may have been
         # interrupted after some of them.
@@ -509,6 +519,23 @@ def collectives(
         # If the machine lacks what the point needs, `offer` returns a point in its place
         # whose measurement only raises `Unavailable`.
         yield needs.COLLECTIVES.offer(point, here.on_gpu, ranks_with_gpus, in_lab)
+
+
+def _expected_message_s(size: int, members: Ranks, on_nccl: bool) -> float:
+    """Return the seconds that a message of ``size`` bytes is expected to take between ranks.
+
+    The message is an all-reduce, which takes the longest of all collectives.
+    """
+    start_up_s = needs.MESSAGE_S
+    bytes_per_s = needs.NCCL_BYTES_PER_S if on_nccl else needs.GLOO_BYTES_PER_S
+    if members.lab_shape is not None:
+        # In the 2(P-1) steps of a ring of P ranks, each link carries 2(P-1)/P of the bytes. A
+        # single rank sends nothing, and is expected to take as long as two.
+        steps = 2 * max(1, members.count - 1)
+        start_up_s += steps * one_way_delay_s(members.lab_shape.link)
+        link_bytes_per_s = members.lab_shape.rate_bits_per_s / 8
+        bytes_per_s = min(bytes_per_s, link_bytes_per_s * members.count / steps)
+    return start_up_s + size / bytes_per_s
 
 
 def _ranks_by_table(

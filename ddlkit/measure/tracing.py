@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from ddlkit.store.files import replace, scratch
 
 MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
+PROGRESS_S = 5.0
+"""The least time between two lines of progress, in seconds."""
 COMPRESSION = 9
 """The level of gzip. A trace is written once, and is then kept and sent around."""
 
@@ -189,11 +192,25 @@ def trace_iterations(
     # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise the
     # last call of `step` would begin a second round, and discard what is recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
+    n_all = warmup + iterations
+    starts_s = time.monotonic()
+    said_s = starts_s
     # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
-        for number in range(warmup + iterations):
+        for number in range(n_all):
             iterate(number)
+            # Said before the next span begins. A line takes some microseconds, and comes seldom.
+            now_s = time.monotonic()
+            n_done = number + 1
+            if now_s - said_s >= PROGRESS_S and n_done < n_all:
+                said_s = now_s
+                left_s = (now_s - starts_s) / n_done * (n_all - n_done)
+                me.say(
+                    f"{n_done} of {n_all} iterations are done, of which {warmup} come before the "
+                    f"recording; about {left_s:.0f} s are left"
+                )
             profiler.step()  # ends the span of this iteration, and begins the next one
+    me.say("writing the traces")
     _write_trace(profiler, directory, me)
 
 
