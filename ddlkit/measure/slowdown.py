@@ -46,6 +46,8 @@ PILOT_BYTES = 2**23
 """The most bytes of all messages of a pilot run, unless two messages have more."""
 WARMUP = 3
 """Iterations that warm up, because DDP rebuilds its buckets in the second."""
+PROGRESS_S = 5.0
+"""The least time between two lines of progress, in seconds."""
 PHASES = ("forward", "backward", "update")
 CAP_OF_ONE_BUCKET_MIB = float(2**20)
 """A bucket cap of 1 TiB, above the gradients of any model: they share one bucket."""
@@ -170,6 +172,7 @@ def slowdown_rounds(
     compared = _TrainingAndMessages(me, training, sizes)
     retries = Retries.on(me.device.type, me.say)
     begun_s = time.perf_counter()
+    said_s = begun_s
     repeat = 0
     # Each round needs all ranks, and their clocks differ. So all of them go on until
     # every rank has run out of time.
@@ -183,8 +186,24 @@ def slowdown_rounds(
         frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
+        now_s = time.perf_counter()
+        left_s = begun_s + max_s - now_s
+        is_last = repeat >= min_repeats and left_s <= 0
+        if now_s - said_s >= PROGRESS_S and not is_last:
+            said_s = now_s
+            me.say(_rounds_in_words(repeat, min_repeats, left_s))
     # The line of progress only shows the last round, which is still in `frame`.
     me.say(f"{training.network}: {_backward_in_words(frame)}")
+
+
+def _rounds_in_words(n_done: int, n_fewest: int, left_s: float) -> str:
+    """Return a line of progress after ``n_done`` rounds, when ``left_s`` seconds are left.
+
+    ``n_fewest`` rounds are run even if they take longer.
+    """
+    if left_s > 0:
+        return f"{n_done} rounds of slowdowns are done, and about {left_s:.0f} s are left"
+    return f"{n_done} of {n_fewest} rounds of slowdowns are done"
 
 
 def _backward_in_words(round_rows: pd.DataFrame) -> str:
