@@ -187,23 +187,14 @@ def slowdown_rounds(
         yield {"slowdown": frame}
         repeat += 1
         now_s = time.perf_counter()
-        left_s = begun_s + max_s - now_s
-        is_last = repeat >= min_repeats and left_s <= 0
-        if now_s - said_s >= PROGRESS_S and not is_last:
+        # The fewest rounds are run even if they take longer than `max_s`.
+        round_s = (now_s - begun_s) / repeat
+        left_s = max(begun_s + max_s - now_s, (min_repeats - repeat) * round_s)
+        if now_s - said_s >= PROGRESS_S and left_s > 0:
             said_s = now_s
-            me.say(_rounds_in_words(repeat, min_repeats, left_s))
+            me.say(f"rounds of slowdowns done: {repeat}; about {left_s:.0f} s are left")
     # The line of progress only shows the last round, which is still in `frame`.
     me.say(f"{training.network}: {_backward_in_words(frame)}")
-
-
-def _rounds_in_words(n_done: int, n_fewest: int, left_s: float) -> str:
-    """Return a line of progress after ``n_done`` rounds, when ``left_s`` seconds are left.
-
-    ``n_fewest`` rounds are run even if they take longer.
-    """
-    if left_s > 0:
-        return f"{n_done} rounds of slowdowns are done, and about {left_s:.0f} s are left"
-    return f"{n_done} of {n_fewest} rounds of slowdowns are done"
 
 
 def _backward_in_words(round_rows: pd.DataFrame) -> str:
