@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ddlkit import cli
 from ddlkit.cli.command import (
+    NAMES_OF_POINTS,
     OUTPUT,
     Argument,
     Command,
@@ -291,7 +292,7 @@ def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
 
 @command(
     "Measure what the figures of the workbook need, and record it. An interrupted "
-    "recording continues where it stopped.",
+    f"recording continues where it stopped. {NAMES_OF_POINTS}",
     *group(
         "what is measured",
         arg("name", metavar="NAME|FILE", help=_NAME),
@@ -441,8 +442,8 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
 
 @command(
     "Replay or train the cases of a campaign over emulated links, and compare them "
-    "with predictions. A campaign is a grid of networks, plans, ranks and links, "
-    "which a file lists. It needs Linux and root. An interrupted campaign continues "
+    "with predictions. A campaign is a grid of networks, plans, numbers of workers (ranks) "
+    "and rates of links, which a file lists. It needs Linux and root. An interrupted campaign continues "
     "where it stopped.",
     *group(
         "what is measured",

@@ -387,6 +387,13 @@ _IGNORE_LOAD = """Measure although other processes use the GPU. The file .json b
 every table then records that. Without a GPU the option has no effect."""
 
 
+NAMES_OF_POINTS = (
+    "In names such as resnet50-b4-r2 or loopback-p2, b4 is the batch size, and r2 or p2 the "
+    "number of ranks."
+)
+"""How to read the names of measurements and of their tables, for the help of commands."""
+
+
 def session_options(
     default_out: str, further_default_budget: str = ""
 ) -> tuple[Argument, ...]:
@@ -533,7 +540,7 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
     "Measure on this machine what predictions need: layers, messages, and how much "
     "they slow each other down. An interrupted measurement continues where it "
     "stopped. Under torchrun or srun, the part collectives measures messages between "
-    "all ranks of the job, and rank 0 saves them.",
+    f"all ranks of the job, and rank 0 saves them. {NAMES_OF_POINTS}",
     *group(
         "what is measured",
         arg("part", metavar="PART", help=_PARTS),

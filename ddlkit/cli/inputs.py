@@ -952,22 +952,33 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     )
 
 
-def advice_to_assume_ring(cost: Any) -> str:
+def advice_to_assume_ring(cost: Any, *, is_for_gpus: bool) -> str:
     """Return in words how to use a cost between other ranks than it was measured for.
 
     Parameters
     ----------
     cost : MessageCost
         The cost that the user gave by --cost.
+    is_for_gpus : bool
+        Whether the other number of ranks is that of --gpus. Otherwise it is that of --ranks.
     """
     # Of all forms, only a start-up and a bandwidth (alpha_beta) can be taken to another number
     # of ranks. With --collectives and --assume-ring, this form is fitted to the times.
     if cost.form == "alpha_beta":
         return "to assume a ring, add --assume-ring"
-    return (
+    advice = (
         "to assume a ring, add --assume-ring and replace --cost by --collectives with the "
         "times to which the cost was fitted"
     )
+    # In predict and plan, --ranks is the number of ranks to predict for, so that only the file can
+    # say the measured number.
+    if not is_for_gpus:
+        return (
+            f"{advice}, in a file that says between how many ranks they were measured"
+        )
+    if cost.workers is not None:
+        advice += f", and --ranks {cost.workers} if their file does not say the number"
+    return advice
 
 
 def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
@@ -1079,7 +1090,7 @@ def _between_given_ranks(
     if ranks is not None and ranks != cost.workers:
         raise UserError(
             f"{arguments.cost}: holds for {cost.workers} ranks, not for {ranks}: fit times "
-            f"between {ranks} ranks; {advice_to_assume_ring(cost)}"
+            f"between {ranks} ranks; {advice_to_assume_ring(cost, is_for_gpus=False)}"
         )
     return communication
 
@@ -1309,9 +1320,29 @@ def _with_selection(arguments: argparse.Namespace, dense: Any, workload: Any) ->
             f"those of {arguments.profile} are not: leave --gradient-bytes out, or use "
             "another profile"
         )
+    _refuse_unless_gathering(arguments, dense.cost)
     # The cost of selecting this share of the gradients.
     selection = read_selection(arguments.selection, arguments.density)
     return dense.sparse(arguments.density, selection)
+
+
+def _refuse_unless_gathering(arguments: argparse.Namespace, cost: Any) -> None:
+    """Raise UserError unless ``cost`` is that of an all-gather between a known number of ranks."""
+    from ddlkit.core.collective import of_gradients
+
+    needed = of_gradients(sparse=True)
+    # Of measured times, the reader of --collectives has chosen those of this collective.
+    origin = arguments.cost or "--collectives"
+    if cost.collective != needed:
+        raise UserError(
+            f"{origin}: is the cost of an {cost.collective}, but --density sends gradients by "
+            f"{needed}: give the cost of an {needed}, which ddlkit fit --collective {needed} fits"
+        )
+    if cost.workers is None:
+        raise UserError(
+            f"{origin}: does not say between how many ranks the cost holds, on which the bytes of "
+            "an all_gather depend: give their number with --ranks"
+        )
 
 
 def _with_contention(

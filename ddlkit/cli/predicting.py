@@ -78,8 +78,9 @@ FORMS_IN_WORDS = {
 
 _LISTED_FORMS = ", ".join(f"{form} ({text})" for form, text in FORMS_IN_WORDS.items())
 _FORMS = f"""The form of the cost: {_LISTED_FORMS}, or auto (the simplest form whose error
-at sizes left out of its fit is close to the smallest error). The limit of piecewise may be given, as in
-piecewise:45KB. [default: auto]"""
+at sizes left out of its fit is close to the smallest error; the errors of chords and table count a
+quarter, because they pass through every size, and a size left out doubles the distance between its
+neighbours). The limit of piecewise may be given, as in piecewise:45KB. [default: auto]"""
 
 
 MESSAGE_FORMATS = """a CSV with columns bytes, seconds, a log of nccl-tests, rccl-tests,
@@ -665,9 +666,19 @@ def _doubts_of_proof(arguments: argparse.Namespace, link: Any) -> list[str]:
 # ---------------------------------------------------------------- ddlkit export
 
 
+# DDP selects no gradients, and the other two formats hold the cost of a message alone.
+_NOT_EXPORTED = ("density", "selection")
+_INPUTS_OF_EXPORT = tuple(
+    with_help(argument, "The collective whose cost is used. [default: all_reduce]")
+    if argument.names[0] == "--collective"
+    else argument
+    for argument in OPTIONAL_INPUTS
+    if parsed_name(argument.names[0]) not in _NOT_EXPORTED
+)
+"""The options of a prediction that export takes."""
 _OPTIONS_BESIDE_MESSAGES = tuple(
     parsed_name(argument.names[0])
-    for argument in OPTIONAL_INPUTS
+    for argument in _INPUTS_OF_EXPORT
     if argument.group != MESSAGES
 )
 """Options of a prediction, as names of parsed arguments, without those of its messages."""
@@ -715,13 +726,14 @@ _OPTIONS_BESIDE_MESSAGES = tuple(
             "way to give --cost.",
         ),
     ),
-    *OPTIONAL_INPUTS,
+    *_INPUTS_OF_EXPORT,
     example="ddlkit export --to inductor cost.json > estimate.py",
 )
 def export(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit export``."""
     from ddlkit.formats import export as writers
 
+    _set_left_out_options_to_defaults(arguments, _NOT_EXPORTED)
     if arguments.positional_cost and arguments.cost:
         raise UserError(
             "the cost is given twice, as COST and with --cost: leave one out"
@@ -830,7 +842,7 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
     "takes and what limits it. The tasks are reads of the input, copies to the GPU, "
     "layers, messages and updates.",
     *group(
-        "changes (each may be repeated)",
+        "changes (--scale, --straggler and --layer may be repeated)",
         arg(
             "--scale",
             action="append",
@@ -905,7 +917,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit what-if``."""
     from ddlkit.core.taskgraph import effect_of_change, schedule
 
-    _set_left_out_options_to_defaults(arguments)
+    _set_left_out_options_to_defaults(arguments, NOT_IN_THE_GRAPH)
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
@@ -970,16 +982,19 @@ def what_if(arguments: argparse.Namespace) -> None:
     show(result, arguments.json)
 
 
-def _set_left_out_options_to_defaults(arguments: argparse.Namespace) -> None:
-    """Set those options of a prediction that what-if leaves out to their defaults.
+def _set_left_out_options_to_defaults(
+    arguments: argparse.Namespace, left_out: Sequence[str]
+) -> None:
+    """Set those options of a prediction that a command leaves out to their defaults.
 
-    It leaves them out because the graph has no tasks for what they describe. The prediction
-    that what-if makes first needs a value of each option.
+    The command what-if leaves options out because its graph has no tasks for what they describe,
+    and export because DDP does not have what they describe. The prediction that they make needs a
+    value of each option. ``left_out`` has names of parsed arguments.
     """
     for argument in INPUTS:
-        if argument not in _OPTIONS_IN_THE_GRAPH:
-            default = argument.options.get("default")
-            setattr(arguments, parsed_name(argument.names[0]), default)
+        name = parsed_name(argument.names[0])
+        if name in left_out:
+            setattr(arguments, name, argument.options.get("default"))
 
 
 def _throughputs(
@@ -1190,7 +1205,7 @@ def _cost_between_gpus_after(
     if arguments.cost:
         raise UserError(
             f"--gpus {gpus}: the cost of {arguments.cost} holds for {measured}: "
-            f"{advice_to_assume_ring(cost)}"
+            f"{advice_to_assume_ring(cost, is_for_gpus=True)}"
         )
     files = " and ".join(map(str, arguments.collectives))
     raise UserError(

@@ -193,8 +193,9 @@ def trace_iterations(
     # last call of `step` would begin a second round, and discard what is recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
     n_all = warmup + iterations
-    starts_s = time.monotonic()
-    said_s = starts_s
+    # When the last line of progress was printed, and how many iterations were done by then.
+    said_s = time.monotonic()
+    n_said = 0
     # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
         for number in range(n_all):
@@ -203,8 +204,10 @@ def trace_iterations(
             now_s = time.monotonic()
             n_done = number + 1
             if now_s - said_s >= PROGRESS_S and n_done < n_all:
+                # Recorded iterations take longer than those before, so the latest ones count.
+                left_s = (now_s - said_s) / (n_done - n_said) * (n_all - n_done)
                 said_s = now_s
-                left_s = (now_s - starts_s) / n_done * (n_all - n_done)
+                n_said = n_done
                 me.say(
                     f"{n_done} of {n_all} iterations are done, of which {warmup} come before the "
                     f"recording; about {left_s:.0f} s are left"

@@ -178,7 +178,18 @@ _count = whole(1)
 _flag = rule("true or false", lambda value: isinstance(value, bool))
 _rates = Many(text("a rate with its unit, as 1gbit", parse_bits_per_s))
 _times = Many(text("a time with its unit, as 2ms", parse_seconds))
-_shares = Many(text("a share, as 0.1%", parse_share))
+
+
+def _share(value: Any) -> float:
+    """Return a share that is written as a number, or as a text with or without a percent sign."""
+    if type(value) in (int, float):
+        return float(value)
+    if not isinstance(value, str):
+        raise ValueError("must be a share, as 0.001 or 0.1%")
+    return parse_share(value)
+
+
+_shares = Many(_share)
 _plan = rule(
     f"a plan: {', '.join(PLANNERS)}",
     lambda value: isinstance(value, str) and value.partition(":")[0] in PLANNERS,
@@ -254,9 +265,9 @@ def read_keys(
     keys = {parameter.name: parameter for parameter in parameters}
     for name in given:
         if name not in keys:
-            raise UserError(
-                f"{where}: {name}: unknown key: {_advice_on_key(name, keys)}"
-            )
+            # Every point may also say by "measure" of which kind it is.
+            advice = _advice_on_key(name, [*keys, "measure"])
+            raise UserError(f"{where}: {name}: unknown key: {advice}")
     arguments = {}
     for name, parameter in keys.items():
         if name in given:
