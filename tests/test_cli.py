@@ -239,13 +239,15 @@ MISTAKES = {
     "import trace --out p.csv --batch 0": "--batch 0",
     "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
+    "fit four.json --json --form auto --form table": "--form is given twice",
+    "fit four.json --form=": "--form: its value is empty",
     "measure replay": "python -m workbook record replay",
     "measure no-such-part": "use one of quick, layers",
     f"plan {DENSE} --density 0.001": "give --density and --selection together",
     f"plan {SPARSE} --density 0": "--density: '0' is not above 0",
     f"predict {SPARSE} --density 2": "is not above 0 and at most 1",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
-    f"plan {SPARSE} --density 0.5 --cost four.json": "is the cost of an all_reduce, but --density",
+    "plan --profile profile.csv --cost four.json --density 0.5 --selection selection.json": "is the cost of an all_reduce, but --density",
     f"{WHAT_IF} --accumulate 2": "what-if has no argument --accumulate",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
     f"{WHAT_IF} --gpus 8": "holds for 4 ranks: to assume a ring, add --assume-ring",
@@ -416,7 +418,7 @@ def test_what_if_says_what_limits_before_and_after(capsys: Capture) -> None:
 def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None:
     """Eight ranks of a ring: 7/8 against 3/4 of the bytes; and twice as many samples an iteration."""
     words = "--cost ring.json --plan single --gpus 8 --assume-ring --straggler 7:1.0"
-    answer = run(capsys, f"{WHAT_IF} {words}")
+    answer = run(capsys, f"what-if --profile profile.csv {words}")
     sent_s = 15e6 * 1e-8 * (7 / 8) / (3 / 4)
     assert (answer["ranks"], answer["ranks_after"]) == (4, 8)
     assert answer["iteration_s_after"] == pytest.approx(COMPUTE_S + sent_s)

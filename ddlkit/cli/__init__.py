@@ -457,6 +457,16 @@ class _Parser(argparse.ArgumentParser):
     example = ""
     """A line for a shell that calls the command."""
 
+    stored: frozenset[str] = frozenset()
+    """The names of the arguments of which a value was stored in this parse."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Return the parsed arguments, and the words that are none."""
+        self.stored = frozenset()
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the ``message`` of argparse in the words of this program."""
         problem = _rephrased(message)
@@ -470,6 +480,30 @@ class _Parser(argparse.ArgumentParser):
         elif self.command:
             problem = f"{self.command} {problem}"
         raise UserError(f"{problem} (see {self.prog} --help)")
+
+
+class _StoreOnce(argparse.Action):
+    """Stores the value of an argument, and refuses an option that is given twice.
+
+    By itself, argparse would drop the first value without a word.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store ``values``, for which argparse calls the action."""
+        assert isinstance(parser, _Parser)
+        if self.dest in parser.stored:
+            remedy = "leave one out"
+            if self.nargs == "+":
+                remedy = f"write all its values after one {self.option_strings[0]}"
+            parser.error(f"{self.option_strings[0]} is given twice: {remedy}")
+        parser.stored |= {self.dest}
+        setattr(namespace, self.dest, values)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -496,6 +530,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     # This comes first, because argparse would complain of other things before it reports an
     # unknown option.
     _refuse_unknown_option(words, program)
+    _refuse_empty_value(words)
     parser = _parser(program)
     # `unknown` can still have words too many, and options with a single dash.
     arguments, unknown = parser.parse_known_args(words)
@@ -533,6 +568,26 @@ def _refuse_unknown_option(words: Sequence[str], program: Program) -> None:
         is_known = any(option.startswith(name) for option in options)
         if word.startswith("--") and not is_known:
             raise _no_such_argument(name, command, program, options)
+
+
+def _refuse_empty_value(words: Sequence[str]) -> None:
+    """Raise UserError for an empty word, and for an option with nothing after its "=".
+
+    An unset variable of a shell is such a word. As a path, it would mean the current directory.
+    """
+    for previous, word in zip(["", *words], words, strict=False):
+        if word == "":
+            option = previous if previous.startswith("--") else ""
+        elif word.startswith("--") and word.endswith("="):
+            option = word.removesuffix("=")
+        else:
+            continue
+        called = words[0] or "the command"
+        if option:
+            raise UserError(
+                f"{called} {option}: its value is empty: write it, or leave {option} out"
+            )
+        raise UserError(f"{called}: an argument is empty: write it, or leave it out")
 
 
 def _no_such_argument(
@@ -598,6 +653,9 @@ def _fill_subparser(
     # begins with a digit, so by this pattern both are values. The option to which such
     # a value is given can then refuse it with a message of its own.
     subparser._negative_number_matcher = re.compile(r"-\.?\d")
+    # Without a name of an action, the value of an argument is stored.
+    for action in (None, "store"):
+        subparser.register("action", action, _StoreOnce)
     # Error messages begin with the name of the command.
     subparser.command = name
     subparser.example = command.example

@@ -180,7 +180,7 @@ def share(text: str) -> float:
     """Return the number between 0 and 1 that an argument gives."""
     value = number(text)
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not between 0 and 1")
+        raise argparse.ArgumentTypeError(f"{shown(text)} is not above 0 and below 1")
     return value
 
 
