@@ -247,7 +247,7 @@ MISTAKES = {
     f"plan {SPARSE} --density 0": "--density: '0' is not above 0",
     f"predict {SPARSE} --density 2": "is not above 0 and at most 1",
     f"plan {SPARSE} --density 0.5 --gradient-bytes 2": "4 bytes a parameter",
-    "plan --profile profile.csv --cost four.json --density 0.5 --selection selection.json": "is the cost of an all_reduce, but --density",
+    f"plan {FROM_FOUR} --density 0.5 --selection selection.json": "is the cost of an all_reduce",
     f"{WHAT_IF} --accumulate 2": "what-if has no argument --accumulate",
     f"{WHAT_IF} --layer conv9=0.5": "no layer or tensor 'conv9'",
     f"{WHAT_IF} --gpus 8": "holds for 4 ranks: to assume a ring, add --assume-ring",
