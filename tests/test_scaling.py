@@ -178,7 +178,10 @@ def test_order_of_rows_and_unit_of_time_change_no_factor() -> None:
     other = scale(shuffled, 64, wish=0.8)
     factors = [count.scaling_factor for count in result.counts]
     assert [count.scaling_factor for count in other.counts] == pytest.approx(factors)
-    assert other.wish == result.wish
+    assert other.wish and result.wish
+    assert other.wish.reason == result.wish.reason
+    likely_factors = pytest.approx(result.wish.likely_factor_interval)
+    assert other.wish.likely_factor_interval == likely_factors
     assert other.held_out and result.held_out
     assert other.held_out.relative_error == pytest.approx(
         result.held_out.relative_error
@@ -543,6 +546,18 @@ def test_a_wrong_table_of_collectives_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_named_collective_chooses_in_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    tables = [all_reduces(2), all_reduces(2).assign(collective="all_gather")]
+    pd.concat(tables).to_csv(path, index=False)
+    chosen = read_node_tables([path], collective="all_gather")
+    assert len(chosen) == len(tables[1])
+    assert set(chosen["collective"]) == {"all_gather"}
+    assert set(read_node_tables([path])["collective"]) == {"all_reduce", "all_gather"}
+    with pytest.raises(UserError, match="not of reduce_scatter"):
+        read_node_tables([path], collective="reduce_scatter")
+
+
 def test_a_cell_of_a_table_of_collectives_may_contain_a_comma(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('bytes,seconds,ranks,nodes,note\n1024,1e-4,16,2,"a, b"\n')
@@ -646,6 +661,30 @@ def test_options_that_make_no_sense_are_refused(
     assert cli.main(["scale", "--steps", "steps.png", *words.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.png"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tensor,parameters,flops\nconv,1000000,1e9\n",
+        "name,layers,d_model,heads,d_ff,vocabulary\nsmall,2,64,4,256,1000\n",
+    ],
+)
+def test_a_trace_without_times_is_refused_with_what_the_command_takes(
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table_of(COUNTS).to_csv("steps.csv", index=False)
+    all_reduces(2, 4, 8).to_csv("times.csv", index=False)
+    Path("trace.csv").write_text(text)
+    words = "--steps steps.csv --nodes 16 --collectives times.csv --trace trace.csv"
+    assert cli.main(["scale", *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "ddlkit import" in error and "--profile" in error
 
 
 @pytest.mark.parametrize("factor", [1000.0, 0.001])

@@ -15,8 +15,9 @@ from ddlkit import cli, show
 from ddlkit.core import scaling
 from ddlkit.core.errors import UserError
 from ddlkit.core.workload import Workload
+from ddlkit.formats.steps import read_steps
 from ddlkit.model.node_costs import NodeCosts
-from ddlkit.model.scaling import NOT_KNOWN, Count, Scaling, scale
+from ddlkit.model.scaling import HIDDEN, NOT_KNOWN, Count, Scaling, scale
 
 COUNTS = {(1, 1): 1.0, (4, 1): 1.03, (8, 2): 1.05, (32, 8): 1.1}
 """A step by GPUs and nodes, in seconds."""
@@ -374,6 +375,27 @@ def test_the_smallest_count_meets_each_wish(wish: float, jobs_s: list[float]) ->
     assert result.wish and result.wish.answer == "yes"
 
 
+@given(
+    st.floats(0.01, 0.99),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.lists(st.floats(1.0, 1.3), min_size=5, max_size=5, unique=True),
+)
+def test_the_likely_range_of_the_factor_decides_the_wish(
+    factor: float, nodes: int, steps_s: list[float]
+) -> None:
+    jobs = {(8, 1): steps_s[:2], (16, 2): steps_s[2:4], (64, 8): steps_s[4:]}
+    wish = scale(jobs_of(jobs), nodes, wish=factor).wish
+    assert wish
+    if wish.likely_factor_interval is None:
+        # A count that decides the answer has to be measured again.
+        assert wish.answer == "open"
+        return
+    lowest, highest = wish.likely_factor_interval
+    assert lowest <= highest
+    assert (wish.answer == "yes") == (lowest >= factor)
+    assert (wish.answer == "no") == (highest < factor)
+
+
 def test_neighbours_that_contradict_each_other_answer_no_wish() -> None:
     contradictory = {(1, 1): 1.0, (8, 2): 1.6, (32, 8): 1.1}
     for wish in (0.7, 0.8, 0.9):
@@ -466,6 +488,7 @@ def test_one_node_has_no_bad_day_and_no_time_from_several_nodes() -> None:
         known.counts[0].only_messages_step_s == known.counts[0].only_messages_bad_day_s
     )
     assert known.collectives[0].seconds == known.collectives[0].bad_day_s
+    assert known.verdict_on_messages == HIDDEN
     with pytest.raises(UserError, match="one node"):
         NodeCosts.of(several).cost("all_reduce", 1, 4)
 
@@ -671,6 +694,33 @@ def test_a_column_without_any_value_is_as_if_it_were_left_out(
     steps = ALL_COLUMNS.assign(**{column: [missing] * len(ALL_COLUMNS)})
     expected = scale(ALL_COLUMNS.drop(columns=column), 64)
     assert scale(steps, 64).to_dict() == expected.to_dict()
+
+
+@pytest.mark.parametrize("column", ["step", "samples", "nccl", "settings"])
+def test_a_column_of_empty_cells_is_as_if_the_file_lacked_it(
+    column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "steps.csv"
+    ALL_COLUMNS.assign(**{column: ""}).to_csv(path, index=False)
+    result = scale(read_steps(path), 64)
+    expected = scale(ALL_COLUMNS.drop(columns=column), 64)
+    assert result.to_dict() == expected.to_dict()
+    # Another mistake in such a file is still refused.
+    wrong = ALL_COLUMNS.assign(**{column: "", "step_s": -1.0})
+    wrong.to_csv(path, index=False)
+    with pytest.raises(UserError, match="step_s"):
+        read_steps(path)
+
+
+@pytest.mark.parametrize("column", ["step", "samples"])
+def test_a_number_that_only_some_rows_have_is_missing_in_the_others(
+    column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "steps.csv"
+    cells = ["", *["1"] * (len(ALL_COLUMNS) - 1)]
+    ALL_COLUMNS.assign(**{column: cells}).to_csv(path, index=False)
+    with pytest.raises(UserError, match=f"line 2, column {column}"):
+        read_steps(path)
 
 
 @pytest.mark.parametrize("column", ["step_s", "gpus", "nodes", "step", "samples"])

@@ -177,10 +177,12 @@ def collective_name(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """Return the number between 0 and 1 that an argument gives."""
+    """Return the number above 0 and below 1 that an argument gives."""
     value = number(text)
     if not 0 < value < 1:
-        raise argparse.ArgumentTypeError(f"{shown(text)} is not above 0 and below 1")
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not above 0 and below 1: write for example 0.8"
+        )
     return value
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
             required=True,
             help="The step times, with the columns gpus, nodes, job and step_s (seconds), and "
             "optionally step (its number in the job), samples (of the step, on one GPU or on "
-            "all GPUs), nccl (its version) and settings (any text). A row is a single step, "
-            "or a job with its mean step. It needs steps on one GPU or one "
-            "node, and steps on two nodes or more, all with the same number of samples per "
-            "GPU.",
+            "all GPUs), nccl (its version) and settings (any text). The only row of a job is its "
+            "mean step. Several rows of a job are its single steps, of which the first one is "
+            "left out as the launch. The table needs steps on one GPU or one node, and steps on "
+            "two nodes or more, all with the same number of samples per GPU.",
         ),
         arg(
             "--collectives",
@@ -58,7 +59,8 @@ if TYPE_CHECKING:
             "--collective",
             type=collective_name,
             metavar="NAME",
-            help="The collective of logs that do not name it.",
+            help="The collective of logs and CSVs that do not name it, and the one to use of "
+            "those with several. A CSV that names none is of all_reduce by default.",
         ),
         arg(
             "--kernels",
@@ -87,7 +89,7 @@ if TYPE_CHECKING:
             "--trace",
             type=Path,
             metavar="FILE",
-            help="A trace from which ddlkit import can read the layers.",
+            help="A trace from which ddlkit import reads the layers without further options.",
         ),
         arg(
             "--network",
@@ -116,8 +118,8 @@ if TYPE_CHECKING:
             "--wish",
             type=share,
             metavar="FACTOR",
-            help="Say whether this scaling factor, as in 0.8, is met on the largest number "
-            "of nodes. The scaling factor is the step on the fewest GPUs over the step on "
+            help="Say whether this scaling factor, above 0 and below 1 as in 0.8, is met on the "
+            "largest number of nodes. The scaling factor is the step on the fewest GPUs over the step on "
             "that number of nodes. The wish is answered with yes or no if the whole likely range of the "
             "factor lies on one side of it, and is open otherwise.",
         ),
@@ -264,10 +266,31 @@ def _workload(arguments: argparse.Namespace) -> Any:
             raise
         return profile.workload()
     if arguments.trace:
-        from ddlkit.formats import import_file
-
-        return import_file(arguments.trace).profile.workload()
+        return _workload_of_trace(arguments.trace)
     return None
+
+
+def _workload_of_trace(file: Path) -> Any:
+    """Return the `Workload` with the gradients in the file of --trace.
+
+    An error that advises options of ``ddlkit import`` says how to use these, because ``ddlkit
+    scale`` takes none of them with --trace.
+    """
+    from ddlkit.formats import import_file
+
+    try:
+        return import_file(file).profile.workload()
+    except UserError as error:
+        # An option follows a blank or a parenthesis, unlike dashes in the name of a file.
+        options = re.findall(r"(?<![^\s(])--[a-z][a-z-]*", str(error))
+        of_import = [name for name in options if name != "--profile"]
+        if not of_import:
+            raise
+        listed = ", ".join(dict.fromkeys(of_import))
+        raise UserError(
+            f"{error} (ddlkit import takes {listed}: give the profile that it writes by "
+            "--profile instead of --trace)"
+        ) from None
 
 
 def _draw(result: Scaling, arguments: argparse.Namespace) -> None:

@@ -57,9 +57,10 @@ def read_node_tables(
         columns ``bytes``, ``seconds``, ``ranks``, ``nodes`` and perhaps ``collective``, ``nccl``
         and ``settings``.
     collective : str, optional
-        The collective of files that do not name theirs. By default, a table that names no
-        collective is one of all-reduces, and a log from whose columns and rates the
-        collective does not follow is refused.
+        The collective of files that do not name theirs, and the one to read of files with
+        several. By default, a table that names no collective is one of all-reduces, all
+        collectives of a table are read, and a log from whose columns and rates the collective
+        does not follow is refused.
 
     Returns
     -------
@@ -70,8 +71,8 @@ def read_node_tables(
     Raises
     ------
     UserError
-        If a file is wrong, if its nodes or ranks are not known, or if the collective of a log
-        is not known.
+        If a file is wrong, if its nodes or ranks are not known, if the collective of a log is
+        not known, or if a file has times of other collectives alone.
     """
     import pandas as pd
 
@@ -82,10 +83,7 @@ def read_node_tables(
         if benchmark_logs.matches(text):
             table = _of_log(text, file, collective)
         else:
-            table = _of_csv(text, file)
-        # A log that was read has a collective. Only a user's own table may lack one.
-        if "collective" not in table:
-            table = table.assign(collective=collective or "all_reduce")
+            table = _of_collective(_of_csv(text, file), file, collective)
         tables.append(table.assign(file=file)[[*COLUMNS]])
     return pd.concat(tables, ignore_index=True)
 
@@ -149,6 +147,26 @@ def _of_csv(text: str, file: str) -> DataFrame:
             f"{file}: has no column ranks, the number of GPUs that exchange messages: add it"
         )
     return table
+
+
+def _of_collective(table: DataFrame, file: str, collective: str | None) -> DataFrame:
+    """Return the rows of a user's own table that are of a collective, or all if it is None.
+
+    A table without a column of collectives is all of ``collective``, or of all-reduces if that is
+    None. Raises UserError if the table names other collectives alone.
+    """
+    if "collective" not in table:
+        return table.assign(collective=collective or "all_reduce")
+    if collective is None:
+        return table
+    rows = table[table["collective"] == collective]
+    if rows.empty:
+        present = ", ".join(sorted(table["collective"].unique()))
+        raise UserError(
+            f"{file}: has times of {present}, not of {collective}: leave --collective out, or "
+            f"give a table of {collective}"
+        )
+    return rows
 
 
 def _csv_of_rows(

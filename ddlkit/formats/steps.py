@@ -5,6 +5,7 @@ A row is a single step of a job, or a whole job with its mean step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from ddlkit.core.errors import UserError
 from ddlkit.store import files
-from ddlkit.store.sheet import Column, Schema
+from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,8 +49,9 @@ def read_steps(path: Path | str) -> DataFrame:
         name of one run of the training) and ``step_s`` (seconds). It may have the columns
         ``step`` (the number of a single step), ``samples`` (in a step), ``nccl`` (the
         version of NCCL) and ``settings`` (any text). The samples may be those of one GPU or
-        of all GPUs, which `ddlkit.model.scaling` tells by how they grow with the GPUs. Other
-        columns are ignored.
+        of all GPUs, which `ddlkit.model.scaling` tells by how they grow with the GPUs. One of
+        these four columns in which no row has a value counts as left out. Other columns are
+        ignored.
 
     Returns
     -------
@@ -64,7 +66,7 @@ def read_steps(path: Path | str) -> DataFrame:
     path = Path(path)
     file = str(path)
     text = files.read_text(path)
-    frame = _SCHEMA.read(text, file, exact=False)
+    frame = _read(text, file)
     # The schema has filled the columns that the file lacks with defaults, which are dropped.
     first_line, _, _ = text.lstrip().partition("\n")
     header = {name.strip().strip('"') for name in first_line.split(",")}
@@ -80,3 +82,27 @@ def read_steps(path: Path | str) -> DataFrame:
             "fewer than one on each: correct the columns gpus and nodes"
         )
     return frame
+
+
+def _read(text: str, file: str) -> DataFrame:
+    """Return the checked table in CSV text, without optional columns that have no value."""
+    try:
+        return _SCHEMA.read(text, file, exact=False)
+    except UserError:
+        # An empty cell is no number, so that a column of empty cells is refused. Few files have
+        # such a column, and only a file that is refused is searched for it.
+        empty = _columns_without_value(read_sheet(text, file))
+        if not empty:
+            raise
+    columns = [column for column in _SCHEMA.columns if column.name not in empty]
+    return replace(_SCHEMA, columns=tuple(columns)).read(text, file, exact=False)
+
+
+def _columns_without_value(sheet: Sheet) -> set[str]:
+    """Return the names of the optional columns in which every cell is empty."""
+    empty = set()
+    for position, name in enumerate(sheet.header):
+        has_value = any(row[position].strip() for row in sheet.rows)
+        if name in OPTIONAL and not has_value:
+            empty.add(name)
+    return empty

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from pandas import DataFrame
 
+HIDDEN = "hidden"
+"""The verdict on one node, whose messages no other traffic slows down."""
 HIDDEN_EVEN_ON_A_BAD_DAY = "hidden even on a bad day"
 HIDDEN_ONLY_ON_A_QUIET_FABRIC = "hidden only on a quiet fabric"
 COMMUNICATION_BOUND = "communication-bound"
@@ -207,12 +209,16 @@ class Wish:
         answer is "open", too, if a step that decides it has to be repeated.
     reason : str
         Why this is the answer, in words.
+    likely_factor_interval : pair of float or None
+        The lowest and the highest likely scaling factor. None if a step that decides the answer
+        has to be repeated.
     """
 
     factor: float
     nodes: int
     answer: str
     reason: str
+    likely_factor_interval: Interval | None
 
 
 @dataclass(frozen=True)
@@ -254,7 +260,8 @@ class Scaling:
         What lengthens the step on the largest measured count.
     verdict_on_messages : str
         Whether messages alone are hidden on the count that was asked for: "hidden even on a bad
-        day", "hidden only on a quiet fabric", "communication-bound" or "not known".
+        day", "hidden only on a quiet fabric", "communication-bound" or "not known". On one node,
+        which has no bad day, hidden messages are only "hidden".
     wish : Wish or None
         Whether the wished factor is met.
     findings : tuple of Finding
@@ -375,7 +382,7 @@ def scale(
     kernel_steps : int, optional
         In how many steps these kernels ran.
     wish : float, optional
-        A wished scaling factor on the largest number of nodes, between 0 and 1.
+        A wished scaling factor on the largest number of nodes, above 0 and below 1.
 
     Returns
     -------
@@ -1772,9 +1779,12 @@ def _verdict_on_messages(asked: Count) -> str:
     # Nothing is lost on the smallest count, whose step is that of compute. The scaling
     # factor is the step on the smallest count over that on the asked one.
     compute_s = asked.scaling_factor * asked.step_s
+    is_hidden = quiet_s <= compute_s * (1 + HIDDEN_SHARE)
+    if is_hidden and asked.nodes == 1:
+        return HIDDEN
     if bad_day_s <= compute_s * (1 + HIDDEN_SHARE):
         return HIDDEN_EVEN_ON_A_BAD_DAY
-    if quiet_s <= compute_s * (1 + HIDDEN_SHARE):
+    if is_hidden:
         return HIDDEN_ONLY_ON_A_QUIET_FABRIC
     return COMMUNICATION_BOUND
 
@@ -1817,7 +1827,7 @@ def _wish(
         reason = (
             "scaling factors compare with the step on these GPUs, whose own factor is 1"
         )
-        return Wish(factor, asked.nodes, "yes", reason)
+        return Wish(factor, asked.nodes, "yes", reason, (1.0, 1.0))
     # Of the two counts of a doubt, the slower one has to be measured again.
     doubtful = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
     # The factor is the ratio of these two steps, so that neither may be doubtful. A predicted
@@ -1825,7 +1835,7 @@ def _wish(
     for count in (smallest, asked):
         if (count.gpus, count.nodes) in doubtful:
             reason = f"the measurement on {_gpus(count.gpus)} has to be repeated"
-            return Wish(factor, asked.nodes, "open", reason)
+            return Wish(factor, asked.nodes, "open", reason, None)
     # Only these counts limit the step of ``asked``. All measured counts tell by how much jobs
     # scatter, which gives the factor a likely range.
     trusted = [count for count in measured if (count.gpus, count.nodes) not in doubtful]
@@ -1862,11 +1872,13 @@ def _wish_by_likely_factors(
     elif highest < factor:
         answer = "no"
         where = f"below {factor:g}"
+    # The factors of the likely steps on ``asked``, before the range of the smallest count is added.
+    limited_factors = (smallest.step_s / slowest_s, smallest.step_s / fastest_s)
     origin = _origin_of_likely_factors(
-        asked, smallest, limiting, scatter, (lowest, highest)
+        asked, smallest, limiting, scatter, limited_factors
     )
-    reason = f"the factor is likely between {lowest:.2f} and {highest:.2f}, {where} ({origin})"
-    return Wish(factor, asked.nodes, answer, reason)
+    reason = f"the factor is likely between {lowest:.2f} and {highest:.2f}, {where}. {origin}"
+    return Wish(factor, asked.nodes, answer, reason, (lowest, highest))
 
 
 def _limited(
@@ -1949,35 +1961,38 @@ def _origin_of_likely_factors(
     smallest: Count,
     limiting: Sequence[Count],
     scatter: float,
-    likely_factors: Interval,
+    limited_factors: Interval,
 ) -> str:
-    """Return in words why the scaling factor of a count is likely to lie where it does.
+    """Return in sentences why the scaling factor of a count is likely to lie where it does.
 
     A count is a number of GPUs on a number of nodes. The factor is the step on ``smallest`` over
     the step on ``asked``. ``limiting`` are the measured counts that limit the interval of a
-    predicted count. ``scatter`` is the share by which jobs of a count scatter. ``likely_factors``
-    are the lowest and the highest likely factor.
+    predicted count. ``scatter`` is the share by which jobs of a count scatter. ``limited_factors``
+    are the ends of the interval within these limits, before the range of the step on ``smallest``
+    moves them further apart.
     """
     if asked.measured:
         origin = _origin_of_measured(asked, scatter)
     else:
-        origin = f"the nominal {scaling.NOMINAL:.0%} interval"
-        lowest, highest = likely_factors
+        origin = f"The range starts from the nominal {scaling.NOMINAL:.0%} interval"
+        lowest, highest = limited_factors
         for count in limiting:
-            # Factors fall with the nodes: a larger count limits the factor from below, and a
+            # Factors fall with the GPUs: a larger count limits the factor from below, and a
             # smaller count from above.
             change = f"lower end is raised to {lowest:.2f}"
-            if count.nodes < asked.nodes:
+            if _by_size(count) < _by_size(asked):
                 change = f"upper end is lowered to {highest:.2f}"
+            # A smaller or larger count may have as many nodes, and then differs in GPUs alone.
+            noun = "GPUs" if count.nodes == asked.nodes else "nodes"
             origin += (
-                f", whose {change}: more nodes do not raise the factor, "
-                f"{_measured_factor(count, scatter)}"
+                f". Its {change}, because more {noun} do not raise the factor, "
+                f"{_measured_factor(count, asked, scatter)}"
             )
     return origin + _origin_of_smallest_range(smallest, asked, scatter)
 
 
 def _origin_of_measured(asked: Count, scatter: float) -> str:
-    """Return in words where the likely range of a measured scaling factor comes from.
+    """Return in a sentence where the likely range of a measured scaling factor comes from.
 
     ``asked`` is the count of GPUs and nodes, and a job is one run of the training. The factor is
     the step on the smallest count over that on ``asked``, and differs among jobs by the same shares
@@ -1985,45 +2000,57 @@ def _origin_of_measured(asked: Count, scatter: float) -> str:
     those of `_likely_range_s`.
     """
     if asked.jobs > 1:
-        return "the range of the jobs that measured it"
-    measured = f"one job measured {asked.scaling_factor:.2f}, and "
+        return "The range starts from the jobs that measured the step"
+    measured = f"One job measured {asked.scaling_factor:.2f}, and "
     if scatter > SINGLE_JOB_SHARE:
         return f"{measured}jobs on other numbers of GPUs differ by {scatter:.0%} either way"
     return f"{measured}another job may differ by {SINGLE_JOB_SHARE:.0%}"
 
 
 def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> str:
-    """Return in words where the range of the step on the smallest count comes from.
+    """Return in a sentence where the range of the step on the smallest count comes from.
 
     A count is a number of GPUs on a number of nodes, and a job is one run of the training. The
     scaling factor of ``asked`` compares with the smallest count, and ``scatter`` is the share by
-    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The words
-    continue a sentence, and are empty if nothing was added to the step that one job measured.
+    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The sentence
+    begins with the point that ends another one. It is empty if nothing was added to the step that
+    one job measured.
     """
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
-        return f"; the step on {on_smallest} has the range of its jobs"
+        return f". It also allows for each of the jobs on {on_smallest}"
+    another_job = (
+        f". It also allows for another job on {on_smallest}, which may differ by"
+    )
     # One job measured the smallest count. If several jobs measured ``asked``, its range has these
     # jobs alone. So the range of the smallest count is widened for another job, by SINGLE_JOB_SHARE
     # unless ``scatter`` is larger. The larger scatter has the words of the next case.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
-        return f"; the one job on {on_smallest} may differ by {SINGLE_JOB_SHARE:.0%}"
+        return f"{another_job} {SINGLE_JOB_SHARE:.0%}"
     # In all other cases, it is widened by ``scatter``, if jobs were seen to differ.
     if scatter > LEAST_SCATTER:
-        return (
-            f"; the one job on {on_smallest} may differ as much as those on other numbers "
-            "of GPUs"
-        )
+        return f"{another_job} {scatter:.0%}, as jobs on other numbers of GPUs do"
     return ""
 
 
-def _measured_factor(count: Count, scatter: float) -> str:
-    """Return in words which factor was measured on a count, and how far jobs may differ there."""
-    measured = f"{count.scaling_factor:.2f} was measured on {_nodes(count.nodes)}, and "
+def _measured_factor(count: Count, asked: Count, scatter: float) -> str:
+    """Return in words which factor was measured on a count, and how far jobs may differ there.
+
+    ``asked`` is the count whose factor is limited by this one.
+    """
+    where = _where(count, asked)
+    measured = f"{count.scaling_factor:.2f} was measured on {where}, and "
     if count.jobs > 1:
         return measured + "jobs differ there"
     share = max(scatter, SINGLE_JOB_SHARE)
     return f"{measured}another job there may differ by {share:.0%}"
+
+
+def _where(count: Count, other: Count) -> str:
+    """Return the nodes of a count, or its GPUs if ``other`` has as many nodes."""
+    if count.nodes == other.nodes:
+        return _gpus(count.gpus)
+    return _nodes(count.nodes)
 
 
 def _missing_for_messages(costs: Any, workload: Any) -> str:
@@ -2327,8 +2354,8 @@ def _on_factors_of_fewer_nodes(
     # The 24% are of the steps on which the rule of the interval was chosen
     # (`ddlkit.core.scaling.step_interval_s`).
     text = (
-        f"the interval on {_nodes(asked.nodes)} reaches above the scaling factor on "
-        f"{_nodes(smaller.nodes)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "
+        f"the interval on {_where(asked, smaller)} reaches above the scaling factor on "
+        f"{_where(smaller, asked)}, {smaller.scaling_factor:.2f}, because jobs scatter: in published "
         "trainings, 24% of the steps were shorter than on fewer nodes"
     )
     return [Finding("factor", text=text)]

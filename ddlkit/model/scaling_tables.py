@@ -74,12 +74,12 @@ def checked_wish(wish: Any) -> float | None:
     Raises
     ------
     UserError
-        If the factor is no number between 0 and 1.
+        If the factor is no number above 0 and below 1.
     """
     if wish is None:
         return None
     if not _is_number(wish) or not 0 < wish < 1:
-        raise UserError(f"wish is {wish}: give a scaling factor between 0 and 1")
+        raise UserError(f"wish is {wish}: give a scaling factor above 0 and below 1")
     return float(wish)
 
 
