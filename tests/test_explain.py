@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from ddlkit import cli
 from ddlkit.cli import explaining
 from ddlkit.cli.converting import iteration_numbers
+from ddlkit.core import units
 from ddlkit.core.cost import AlphaBeta
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.link import Link, Parts
@@ -36,6 +37,7 @@ from ddlkit.model.explanation import (
     bounds,
     explain,
     explanation,
+    most_waiting_s,
     share_beyond,
     without_delay,
     without_delays,
@@ -241,6 +243,21 @@ def test_intervals_of_few_iterations_hold_the_gain_of_many(n: int) -> None:
     assert held >= 0.93 * 400
 
 
+@pytest.mark.parametrize("n", [4, 5, 6, 7])
+def test_an_interval_of_very_few_iterations_begins_at_their_smallest_gain(
+    n: int,
+) -> None:
+    """A rank is called a straggler from 4 iterations on, and an interval is given from 8 on."""
+    schedule = a_schedule(seed=2)
+    work_s = schedule.work_s.copy()
+    work_s[:, 1, 1] += np.linspace(0.02, 0.05, N_ITERATIONS)
+    training = training_of(traced(schedule.with_work(work_s)))
+    compared = Comparison.of(training, np.arange(N_ITERATIONS) < n)
+    gains_s = compared.gains_s(without_delays(training.schedule))
+    lower_s, _ = compared.interval_s(gains_s)
+    assert lower_s == pytest.approx(gains_s.min())
+
+
 def test_an_interval_is_wider_the_fewer_iterations_there_are() -> None:
     shares = [share_beyond(n) for n in (2, 4, 8, 16, 64, 10_000)]
     assert shares == sorted(shares)
@@ -419,6 +436,71 @@ def test_messages_that_share_a_link_tell_their_start_up_as_others_do() -> None:
     for name, without in changed.items():
         truth_s = exact.replay().iteration_s - without.replay().iteration_s
         assert found[name].gain_s == pytest.approx(np.median(truth_s), rel=0.05)
+
+
+@given(
+    seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.9), in_flight=st.integers(1, 2)
+)
+@settings(max_examples=15, deadline=None)
+def test_half_the_time_of_bytes_saves_no_more_than_all_of_it(
+    seed: int, noise: float, in_flight: int
+) -> None:
+    """This also holds where messages do not follow the line that is fitted to them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ddlkit.model.explanation.SAMPLES", 20)
+        result = explanation(with_noisy_messages(seed, noise, in_flight))
+    link = [r for r in result.remedies if r.setting == "a link of twice the rate"]
+    of_bytes = [cause for cause in result.causes if cause.cause == "bandwidth"]
+    for remedy, cause in zip(link, of_bytes, strict=True):
+        assert remedy.gain_s <= cause.gain_s + 1e-9
+
+
+def test_a_line_that_misses_its_messages_is_a_finding() -> None:
+    """A message that takes far longer than its size says is on no line with the others."""
+    exact = noisy_schedule(seed=0, noise=0.0, in_flight=1)
+    odd_s = exact.message_s.copy()
+    odd_s[:, 1] *= 4
+    texts = []
+    for message_s in (exact.message_s, odd_s):
+        schedule = exact.with_messages(message_s)
+        result = explanation(training_of(traced(schedule, gradients=True)))
+        (text,) = [f.text for f in result.findings if f.what == "messages"]
+        texts.append(text)
+    assert "%" not in texts[0] and "%" in texts[1]
+
+
+@pytest.mark.parametrize("n_judged", [1, 7, 8])
+def test_one_rank_has_one_upper_bound_of_waiting(n_judged: int) -> None:
+    schedule = a_schedule(seed=2)
+    work_s = schedule.work_s.copy()
+    # Iterations differ, so that the end of an interval is not the median.
+    work_s[:, 1, 1] += np.linspace(0.0, 0.05, N_ITERATIONS)
+    result = bounds(
+        traced(schedule.with_work(work_s))[0], iterations=range(4, 4 + n_judged)
+    )
+    (waiting,) = result.causes
+    most = units.format_seconds(most_waiting_s(waiting, n_judged))
+    lines = explaining.screen(result)
+    (of_cause,) = [line for line in lines if line.startswith("any waiting")]
+    assert f"at most {most}" in of_cause
+    assert any(f"at most {most} " in finding.text for finding in result.findings)
+    if n_judged < 8:
+        assert most_waiting_s(waiting, n_judged) <= result.iteration_s
+
+
+def test_a_number_of_ranks_that_no_trace_states_is_null_in_the_document() -> None:
+    trace = traced(a_schedule(seed=1))[0]
+    assert bounds(trace).to_dict()["ranks"] == 3
+    assert bounds(replace(trace, ranks=0)).to_dict()["ranks"] is None
+
+
+def test_the_slow_iterations_are_named_by_their_numbers() -> None:
+    schedule = a_schedule(seed=1)
+    work_s = schedule.work_s.copy()
+    work_s[[3, 7], :, 1] += 1.0
+    result = explanation(training_of(traced(schedule.with_work(work_s))))
+    (text,) = [f.text for f in result.findings if f.what == "slow iterations"]
+    assert "3,7" in text
 
 
 def test_one_rank_gives_bounds_that_hold_the_truth() -> None:

@@ -67,8 +67,8 @@ WHAT_TO_DO = {
             type=Path,
             nargs="+",
             metavar="FILE",
-            help="The trace of each rank (also .gz), of at least 8 iterations. From the "
-            "trace of one rank alone, only bounds follow.",
+            help="The trace of each rank (also .gz), of at least 8 iterations. The trace of "
+            "one rank alone may have fewer, and only bounds follow from it.",
         ),
         arg(
             "--iterations",
@@ -330,13 +330,13 @@ def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     time of messages, and lets messages take no time. It is the most that can be gained. The
     rank may have waited for slower ranks, and such a wait would remain without messages.
     """
-    most_gained_s = waiting.gain_s
-    origin = ""
+    from ddlkit.model.explanation import most_waiting_s
+
+    most_gained_s = most_waiting_s(waiting, explanation.iterations)
     # If the gain has an interval, the bound is its upper end.
-    if _has_intervals(explanation):
-        _, most_gained_s = waiting.gain_interval_s
-        origin = ", the end of its 95% interval"
-    least_s = explanation.iteration_s - most_gained_s
+    origin = ", the end of its 95% interval" if _has_intervals(explanation) else ""
+    # An interval of iterations that scatter can end above the median iteration.
+    least_s = max(0.0, explanation.iteration_s - most_gained_s)
     return f"at least {_ms(least_s)} (at most {_ms(most_gained_s)}{origin})"
 
 

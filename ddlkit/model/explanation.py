@@ -51,6 +51,8 @@ MOST_REPLAY_ERROR = 0.05
 """If the replay misses iterations by more than this share, nothing is explained."""
 RECORD_LONGER = "record longer iterations on machines that do nothing else"
 """The advice if a replay does not explain a training."""
+LARGE_MISFIT = 0.25
+"""If the fitted line misses a message by more than this share, a finding says so."""
 MOST_LAG = 0.05
 """If ranks see the ends of messages this far apart, nothing is explained.
 
@@ -93,7 +95,7 @@ LEAST_LISTED = 0.01
 LEAST_JUDGED = 4
 """With fewer judged iterations, no rank is called a straggler."""
 MOST_NUMBERS = 12
-"""How many late iterations are listed by their numbers, so that these fit a line."""
+"""How many late or slow iterations are listed by their numbers, so that these fit a line."""
 LEAST_SHOWN_S = 1e-9
 """Shorter gains are rounding errors, and count as none."""
 CAPS_MIB = (1, 5, 10, 25, 50, 100)
@@ -184,7 +186,7 @@ class Explanation:
     exposed_communication_s : float
         The rest of the iteration, in which a rank waits for messages or other ranks.
     ranks : int
-        The number of ranks of the training.
+        The number of ranks of the training, 0 if the trace of one rank does not state it.
     iterations : int
         How many iterations were judged.
     straggler : dict or None
@@ -199,7 +201,8 @@ class Explanation:
         What can be changed.
     messages : tuple of dict
         The messages, each with ``collective``, ``bytes`` and ``seconds``, the median time
-        once all ranks have posted it.
+        once all ranks have posted it. From the trace of one rank, it is the median time
+        once this rank has posted it, which contains the wait for the other ranks.
     findings : tuple of Finding
         What was left out, and what is not known.
     device : str
@@ -245,6 +248,7 @@ class Explanation:
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
         # A value that is not known, or that there is none of, is null in the document.
+        description["ranks"] = self.ranks or None
         description["why_no_straggler"] = self.why_no_straggler or None
         # So few iterations allow no interval.
         if self.iterations < LEAST_ITERATIONS:
@@ -720,12 +724,15 @@ def _findings(
             f"change by {compared.lag_share:.0%} (median); no cause listed contains it"
         )
         yield Finding("not known", text=text)
-    yield from _findings_of_cost(training, cost, reference)
+    yield from _findings_of_cost(training, compared, cost, reference)
     yield from _finding_of_few_iterations(len(compared.measured_s))
 
 
 def _findings_of_cost(
-    training: TracedTraining, cost: MessageCost | None, reference: MessageCost | None
+    training: TracedTraining,
+    compared: Comparison,
+    cost: MessageCost | None,
+    reference: MessageCost | None,
 ) -> Iterator[Finding]:
     """Yield what the cost of messages rests on, and what is not known for want of a cost.
 
@@ -751,7 +758,27 @@ def _findings_of_cost(
         text = (
             "start-up and bandwidth are separated by the sizes of the trace's messages"
         )
+        misfit = _misfit(training, compared, cost)
+        if misfit > LARGE_MISFIT:
+            text += (
+                f", but a line through the times of these messages misses one by {misfit:.0%}, "
+                "so that gains by start-up, by bytes and by other buckets are rough (give "
+                "--collectives, measured while the machines are idle)"
+            )
         yield Finding("messages", text=text)
+
+
+def _misfit(training: TracedTraining, compared: Comparison, cost: MessageCost) -> float:
+    """Return by which share of its time a cost misses a message, for the worst message.
+
+    The time of a message is the median over the judged iterations, which are those that the
+    explanation is about.
+    """
+    has_gradients = _of_gradients(training)
+    sizes = training.message_bytes[has_gradients]
+    typical_s = np.median(training.schedule.message_s[compared.judged], axis=0)
+    errors = np.asarray(cost(sizes)) / typical_s[has_gradients] - 1
+    return float(np.abs(errors).max())
 
 
 def _finding_of_few_iterations(n_judged: int) -> Iterator[Finding]:
@@ -821,10 +848,17 @@ def _slow_iterations(compared: Comparison) -> Iterator[Finding]:
     """
     slow = compared.measured_s > MOST_TIMES_TYPICAL * compared.iteration_s
     if slow.any():
+        numbers = compared.numbers[slow]
+        listed = ",".join(map(str, numbers[:MOST_NUMBERS]))
+        if len(numbers) > MOST_NUMBERS:
+            listed = f"{listed} and {len(numbers) - MOST_NUMBERS} others"
+        verb = "takes" if len(numbers) == 1 else "take"
+        plural = "" if len(numbers) == 1 else "s"
         text = (
-            f"{slow.sum()} of {len(slow)} iterations take more than "
-            f"{MOST_TIMES_TYPICAL:g} times the median; all numbers here are about the "
-            "median (--iterations chooses those to judge)"
+            f"{len(numbers)} of {len(slow)} iterations {verb} more than "
+            f"{MOST_TIMES_TYPICAL:g} times the median (iteration{plural} {listed}). All numbers here "
+            "are about the median. To leave slow iterations out, give --iterations with the "
+            "numbers of all others"
         )
         yield Finding("slow iterations", text=text)
 
@@ -1219,6 +1253,15 @@ def _straggler(
         )
     # The third condition: even the lower end of the interval of the delay is large.
     lower_s, _ = slowest.gain_interval_s
+    if lower_s <= least_s and n_judged < LEAST_ITERATIONS:
+        # From so few iterations no interval is given. Its lower end would be the smallest gain
+        # of a single iteration.
+        return None, (
+            f"rank {first} may be late, but its delay costs only {format_seconds(lower_s)} in "
+            f"one iteration, and that of a straggler costs more than {format_seconds(least_s)} "
+            f"({LEAST_SHARE:.0%} of the iteration) in every judged iteration, if fewer than "
+            f"{LEAST_ITERATIONS} are judged"
+        )
     if lower_s <= least_s:
         return None, (
             f"rank {first} may be late, but the interval of its delay begins at "
@@ -1511,7 +1554,8 @@ def _gains_of_link_s(
 
     Judged iterations are those that the explanation is about. ``cost`` is what messages
     cost by their size. Twice the rate halves the time of bytes and leaves the start-up. Only
-    messages that carry gradients get faster: others count as start-up alone.
+    messages that carry gradients get faster: others count as start-up alone. No iteration gains
+    more than without any time of bytes.
     """
     schedule = training.schedule
     current_s = schedule.message_s
@@ -1529,8 +1573,12 @@ def _gains_of_link_s(
     bytes_s = np.maximum(current_s - _most_startup_s(training, cost), 0.0)
     now_s = schedule.with_messages(current_s).replay().iteration_s
     then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
-    gained_s: Floats = (now_s - then_s)[compared.judged]
-    return gained_s
+    gained_s = (now_s - then_s)[compared.judged]
+    # If messages do not follow their cost, an iteration with the divided times can be longer than
+    # the traced one. A faster link would then save time that the training has not spent. It
+    # cannot save more than the traced bytes cost.
+    most_s = _gains_without_s(training, compared, "bandwidth", cost)
+    return np.asarray(np.minimum(gained_s, most_s))
 
 
 def _bucket_remedies(
@@ -1639,7 +1687,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     # whose difference can be below 0.
     exposed_s = max(0.0, compared.iteration_s - compute_s)
     waiting = _waiting(schedule, compared)
-    _, most_waiting_s = waiting.gain_interval_s
+    n_judged = int(judged.sum())
     return Explanation(
         iteration_s=compared.iteration_s,
         replay_s=float(np.median(compared.replayed_s)),
@@ -1647,7 +1695,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         compute_s=compute_s,
         exposed_communication_s=exposed_s,
         ranks=trace.ranks,
-        iterations=int(judged.sum()),
+        iterations=n_judged,
         straggler=None,
         causes=(waiting,),
         waterfall=(),
@@ -1656,7 +1704,7 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         findings=(
             _finding_of_profiler(trace),
             *alone.findings,
-            *_findings_of_one_rank(trace, int(judged.sum()), most_waiting_s),
+            *_findings_of_one_rank(trace, n_judged, most_waiting_s(waiting, n_judged)),
         ),
         device=trace.device,
     )
@@ -1684,13 +1732,35 @@ def _waiting(schedule: Schedule, compared: Comparison) -> Cause:
     )
 
 
+def most_waiting_s(waiting: Cause, n_judged: int) -> float:
+    """Return what waiting costs an iteration at most, by the trace of one rank.
+
+    Parameters
+    ----------
+    waiting : Cause
+        The cause "waiting" of that trace.
+    n_judged : int
+        From how many iterations it follows.
+
+    Returns
+    -------
+    float
+        Seconds: the upper end of the interval of the gain without waiting. Of fewer than
+        `LEAST_ITERATIONS` iterations there is no interval, and the gain itself is returned.
+    """
+    if n_judged < LEAST_ITERATIONS:
+        return waiting.gain_s
+    _, upper_s = waiting.gain_interval_s
+    return upper_s
+
+
 def _findings_of_one_rank(
-    trace: RankTrace, n_judged: int, most_waiting_s: float
+    trace: RankTrace, n_judged: int, most_s: float
 ) -> Iterator[Finding]:
     """Yield what the trace of one rank does not tell.
 
-    ``most_waiting_s`` is what waiting costs an iteration at most. It follows from
-    ``n_judged`` iterations.
+    ``most_s`` is what waiting costs an iteration at most. It follows from ``n_judged``
+    iterations.
     """
     missing = "the traces of the other ranks"
     # A trace that does not say how many ranks there were has 0 for it.
@@ -1699,7 +1769,7 @@ def _findings_of_one_rank(
     elif trace.ranks:
         missing = f"the traces of the other {trace.ranks - 1} of {trace.ranks} ranks"
     text = (
-        f"{missing}: waiting costs at most {format_seconds(most_waiting_s)} an "
+        f"{missing}: waiting costs at most {format_seconds(most_s)} an "
         "iteration, and may be the time of messages or the delays of other ranks"
     )
     yield Finding("not known", text=text)
