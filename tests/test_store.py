@@ -559,6 +559,18 @@ def test_what_is_no_csv_is_refused(
         assert str(own) in refusal(functools.partial(reader, own))
 
 
+@given(text=st.text(st.characters(codec="utf-8"), min_size=1))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_text_comes_back_from_a_file_of_any_name(tmp_path: Path, text: str) -> None:
+    # The letter makes sure that the file is not empty. A byte order mark would be skipped.
+    text = f"a{text}"
+    for name in ("plain.json", "packed.json.gz"):
+        path = tmp_path / name
+        files.atomic_write_text(path, text)
+        assert files.read_text(path) == text
+    assert gzip.decompress(path.read_bytes()).decode() == text
+
+
 @pytest.mark.parametrize("keep", [10, -1, None])
 @pytest.mark.fault(
     fault="a packed table is truncated",

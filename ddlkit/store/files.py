@@ -176,6 +176,28 @@ def _unpacked(data: bytes, path: Path) -> bytes:
         ) from error
 
 
+def bytes_of(text: str, path: Path) -> bytes:
+    """Return a text as the content of a file, from which `text_of` returns the text.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    path : Path
+        The file. The content is packed if the path ends in ``.gz``.
+
+    Returns
+    -------
+    bytes
+        The content. It is the same for the same text at any time.
+    """
+    data = text.encode()
+    if path.suffix == ".gz":
+        # gzip would store the time. Without it, equal texts have equal hashes.
+        data = gzip.compress(data, mtime=0)
+    return data
+
+
 def read_text(path: Path) -> str:
     """Return the content of a file as text, unpacked if its name ends in ``.gz``.
 
@@ -273,7 +295,8 @@ def atomic_write_text(path: Path, text: str) -> None:
     Parameters
     ----------
     path : Path
-        The file, which is replaced if it exists. Its folder is made.
+        The file, which is replaced if it exists. Its folder is made. The content is packed
+        if the path ends in ``.gz``, so that `read_text` can read it.
     text : str
         The content.
 
@@ -282,7 +305,7 @@ def atomic_write_text(path: Path, text: str) -> None:
     UserError
         If the operating system refuses.
     """
-    atomic_write(path, text.encode())
+    atomic_write(path, bytes_of(text, path))
 
 
 def remove_unfinished(directory: Path, name: str = "") -> None:
