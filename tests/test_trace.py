@@ -175,6 +175,12 @@ GOOD = [
             [*GOOD[:2], "1 a 2 3 4"],
             "line 3: has 5 fields, but the header has 6",
         ),
+        # Without a header, and with empty lines before the rows.
+        ([*GOOD[1:3], "2 b 5 6 7"], r"line 3: has 5 fields, expected 6 \(id, name,"),
+        (["", "", GOOD[1], "1 a 2 3 4"], "line 4: has 5 fields, expected 6"),
+        (["", "", "0 data 1 0 0"], "line 3: has 5 fields, expected 6"),
+        (["", "Id Name Forward Backward", "0 a 1 2"], "line 2: 4 columns, expected 6"),
+        (['{"traceEvents": [', '{"ph": "X"}', "]}"], "is JSON, but a layer-wise trace"),
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
         (
             ["Id Name Backward Forward Comm. Size", *GOOD[1:]],

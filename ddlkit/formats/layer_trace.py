@@ -30,7 +30,7 @@ from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats, Ints, LayerProfile
 from ddlkit.formats.contract import ImportOptions, ReadProfile
 from ddlkit.store.readers import BYTES_PER_PARAMETER
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import Column, Schema, Sheet, is_json, read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -361,41 +361,33 @@ def _sheet(text: str, file: str) -> Sheet:
     the file spells them, and also if the file has no header.
     """
     names = _TRACE.names
-    lines = _lines_of_csv(text)
+    if is_json(text):
+        raise UserError(
+            f"{file}: is JSON, but a layer-wise trace is needed here, whose lines have the "
+            f"columns {', '.join(names)}"
+        )
+    lines = [",".join(_cells(line)) for line in text.splitlines()]
+    # A file may begin with empty lines.
+    first_line = next((line for line in lines if line), "")
     # The first column is "id". Without a header, the first cell is a number.
-    has_header = lines[0].lower().startswith("id")
-    n_added_lines = 0
+    has_header = first_line.lower().startswith("id")
     if not has_header:
-        n_added_lines = 1
-        lines.insert(0, ",".join(names))
+        return read_sheet("\n".join(lines), file, names)
+    # `read_sheet` takes the first line of the file for the header. If that line is empty, it
+    # changes places with the header, so that all later lines keep their numbers.
+    position = lines.index(first_line)
+    lines[position] = lines[0]
+    lines[0] = first_line
+    where = f"{file}: line {position + 1}"
     sheet = read_sheet("\n".join(lines), file)
     if len(sheet.header) != len(names):
         problem = f"{len(sheet.header)} columns, expected {len(names)}"
-        raise UserError(f"{file}: line 1: {problem}: {', '.join(names)}")
+        raise UserError(f"{where}: {problem}: {', '.join(names)}")
     # A header may add to the names, as in "Comm." or "Forward(us)".
     for cell, name in zip(sheet.header, names, strict=True):
         if not cell.lower().startswith(name):
-            raise UserError(f"{file}: line 1: column {cell!r}, expected {name!r} here")
-    line_numbers_in_file = [line - n_added_lines for line in sheet.lines]
-    return Sheet(file, names, line_numbers_in_file, sheet.rows)
-
-
-def _lines_of_csv(text: str) -> list[str]:
-    """Return the lines of a trace, whose cells blanks or commas separate, as lines of CSV.
-
-    The first line of the result has text, because `read_sheet` takes it for the header.
-    All lines after it keep their numbers in the file. A file without text becomes one
-    empty line.
-    """
-    lines = [",".join(_cells(line)) for line in text.splitlines()]
-    for position, line in enumerate(lines):
-        if line:
-            # If the file begins with empty lines, this line and the empty first one change
-            # places, so that all later lines keep their numbers.
-            lines[position] = lines[0]
-            lines[0] = line
-            return lines
-    return [""]
+            raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
+    return Sheet(file, names, sheet.lines, sheet.rows)
 
 
 def check_trace(trace: LayerTrace) -> Iterator[Finding]:
@@ -449,9 +441,9 @@ def _totals(trace: LayerTrace) -> Finding:
     backward = format_seconds(float(trace.backward_s.mean(axis=0).sum()))
     communication = format_seconds(float(trace.communication_s.mean(axis=0).sum()))
     text = (
-        f"forward {forward}, and {before_first} before the first layer "
-        f"with parameters; backward {backward}, "
-        f"communication {communication}, "
-        f"gradients {trace.n_bytes.sum()} bytes"
+        "the file, which --without-input and --gradient-bytes do not change, has "
+        f"{forward} of forward ({before_first} more before the first layer with "
+        f"parameters), {backward} of backward, {communication} of communication, and "
+        f"gradients of {trace.n_bytes.sum()} bytes"
     )
     return Finding("totals", text=text)

@@ -189,7 +189,12 @@ def columns_in_words(header: Sequence[str]) -> str:
     return f"{first} and {n_more} more" if n_more > 0 else first
 
 
-def read_sheet(text: str, file: str) -> Sheet:
+def is_json(text: str) -> bool:
+    """Return whether a text begins as a document of JSON does, and no table."""
+    return _BEGIN_OF_JSON.match(text) is not None
+
+
+def read_sheet(text: str, file: str, header: Sequence[str] = ()) -> Sheet:
     r"""Return the cells of CSV text.
 
     Parameters
@@ -198,6 +203,9 @@ def read_sheet(text: str, file: str) -> Sheet:
         The content of a file: a header, and at least one row. Empty lines are skipped.
     file : str
         The file, as errors name it.
+    header : sequence of str, optional
+        The names of the columns of a text that has no header, but rows alone. By default
+        the first line is the header.
 
     Returns
     -------
@@ -215,35 +223,37 @@ def read_sheet(text: str, file: str) -> Sheet:
     >>> sheet.header, sheet.lines, sheet.rows[1]
     (('bytes', 'seconds'), (2, 4), ['4096', '3e-5'])
     """
-    if _BEGIN_OF_JSON.match(text):
-        raise UserError(
-            f"{file}: is JSON, but a CSV table with a header line is needed here"
-        )
+    has_header = not header
+    needed = "a CSV table with a header line" if has_header else "a CSV table"
+    if is_json(text):
+        raise UserError(f"{file}: is JSON, but {needed} is needed here")
     # Commas and line breaks end cells, so their number tells whether a text has too many
     # cells to be read.
     check_cells(text, separators=",\n", file=file)
     # `newline=""` keeps line breaks as they are, and `strict` refuses wrong quotes.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
-        # There is a first line, because an empty file is refused before it is read here.
-        header = tuple(name.strip() for name in next(reader))
+        if has_header:
+            # There is a first line, because an empty file is refused before it is read here.
+            header = [name.strip() for name in next(reader)]
         # Each row comes with the number of its line in the file, for error messages. An
         # empty line is an empty row.
         numbered = [(reader.line_num, row) for row in reader if row]
     except csv.Error as error:
         raise UserError(
-            f"{file}: line {reader.line_num} is not CSV ({error}): a CSV table with a header "
-            "line is needed here"
+            f"{file}: line {reader.line_num} is not CSV ({error}): {needed} is needed here"
         ) from error
     _refuse_wrong_header(header, file)
     if not numbered:
+        problem = (
+            "has a header line but no rows below it" if has_header else "has no rows"
+        )
         raise UserError(
-            f"{file}: has a header line but no rows below it: the file is truncated, or "
-            "nothing was measured"
+            f"{file}: {problem}: the file is truncated, or nothing was measured"
         )
     lines, rows = zip(*numbered, strict=True)
-    sheet = Sheet(file=file, header=header, lines=lines, rows=rows)
-    _refuse_ragged(sheet)
+    sheet = Sheet(file=file, header=tuple(header), lines=lines, rows=rows)
+    _refuse_ragged(sheet, has_header=has_header)
     return sheet
 
 
@@ -261,9 +271,15 @@ def _refuse_wrong_header(header: Sequence[str], file: str) -> None:
         )
 
 
-def _refuse_ragged(sheet: Sheet) -> None:
-    """Raise UserError for the first row that has not as many fields as the header."""
+def _refuse_ragged(sheet: Sheet, *, has_header: bool) -> None:
+    """Raise UserError for the first row that has not as many fields as the header.
+
+    ``has_header`` is whether the header stands in the file.
+    """
     n_columns = len(sheet.header)
+    expected = f"but the header has {n_columns}"
+    if not has_header:
+        expected = f"expected {n_columns} ({', '.join(sheet.header)})"
     for row_number, row in enumerate(sheet.rows):
         if len(row) != n_columns:
             # Any field of the row may be the one that is missing or too many, so the error
@@ -271,7 +287,7 @@ def _refuse_ragged(sheet: Sheet) -> None:
             noun = "field" if len(row) == 1 else "fields"
             raise UserError(
                 f"{sheet.file}: row at line {sheet.lines[row_number]}: has {len(row)} "
-                f"{noun}, but the header has {n_columns}: the file is truncated, or a "
+                f"{noun}, {expected}: the file is truncated, or a "
                 "comma is missing or stray: correct the row"
             )
 
