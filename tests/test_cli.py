@@ -44,6 +44,7 @@ SPARSE = "--profile profile.csv --cost gather.json --selection selection.json"
 FILES = {
     **{"trace": TRACE, "counts": COUNTS, "text": "hello\n"},
     "negative": COUNTS.replace("1e9", "-1"),
+    "nothing": "tensor,parameters,flops\na,10,0\n",
     "cost.json": json.dumps(COST),
     "four.json": json.dumps(FOUR),
     "ring.json": json.dumps({**FOUR, "algorithm": "ring"}),
@@ -159,6 +160,31 @@ def test_a_foreign_file_becomes_a_profile_that_predicts(
     assert predicted["compute_s"] == pytest.approx(sum(times_s))
 
 
+def test_a_packed_profile_predicts_as_a_plain_one(capsys: Capture) -> None:
+    for name in ("p.csv", "p.csv.gz"):
+        run(capsys, f"import counts --network n --out {name} --compute-s 1")
+    plain, packed = (
+        run(capsys, f"predict --profile {name} --cost cost.json")
+        for name in ("p.csv", "p.csv.gz")
+    )
+    assert packed == plain
+
+
+@pytest.mark.parametrize(
+    ("options", "has_flops"), [("trace", False), ("counts --compute-s 1", True)]
+)
+def test_a_layer_profile_is_imported_by_its_flop_counts_only_if_it_has_any(
+    options: str, has_flops: bool, capsys: Capture
+) -> None:
+    run(capsys, f"import {options} --out p.csv")
+    capsys.readouterr()
+    assert cli.main(["import", "p.csv", "--out", "again.csv"]) == 2
+    assert ("--kind flops" in capsys.readouterr().err) == has_flops
+    words = "import p.csv --out again.csv --kind flops --compute-s 1"
+    assert cli.main(words.split()) == (0 if has_flops else 2)
+    assert Path("again.csv").exists() == has_flops
+
+
 @pytest.mark.parametrize("absent", ["matplotlib", "jinja2"])
 def test_what_a_drawing_needs_is_asked_for_before_anything_is_fitted_or_measured(
     absent: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
@@ -241,6 +267,9 @@ MISTAKES = {
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "fit four.json --json --form auto --form table": "--form is given twice",
     "fit four.json --form=": "--form: its value is empty",
+    "import nothing --out p.csv --compute-s 1": "nothing: no tensor has any FLOP",
+    "import counts --out p.csv --peak 1T": "--peak: '1T' is not a number: write for example 1e12",
+    "import trace --out p.csv --messages ./p.csv": "--out and --messages both name p.csv",
     "measure replay": "python -m workbook record replay",
     "measure no-such-part": "use one of quick, layers",
     f"plan {DENSE} --density 0.001": "give --density and --selection together",

@@ -274,6 +274,7 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         "mpirun -np 2 x\nn1: Test NCCL failure\n": "its last line 'n1: Test NCCL failure'",
         nccl().partition("#  (B)")[0]
         + "killed\n": "did the run fail? Its last line is 'killed'",
+        "# nThread 1 nGpus 2 minBytes 8\nn1: Test NCCL failure\n": "a log of nccl-tests without a table",
         "# Size Avg Latency(us)\n8 2.15\n16 2.2": "fewer digits than in the row before",
         osu("MPI").replace(
             "avg ", ""

@@ -141,12 +141,12 @@ def message_sizes(text: str) -> tuple[int, ...]:
     return tuple(sorted(sizes))
 
 
-def number(text: str) -> float:
-    """Return the number that an argument gives."""
+def number(text: str, example: str = "0.5 or 0.01") -> float:
+    """Return the number that an argument gives. The error for other text has the example."""
     try:
         return float(text)
     except ValueError:
-        problem = f"{shown(text)} is not a number: write for example 0.5 or 0.01"
+        problem = f"{shown(text)} is not a number: write for example {example}"
         raise argparse.ArgumentTypeError(problem) from None
 
 

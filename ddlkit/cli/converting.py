@@ -23,6 +23,7 @@ from ddlkit.cli.command import (
     seconds,
     show,
     whole_number,
+    with_help,
 )
 from ddlkit.core import units
 from ddlkit.core.errors import Finding, UserError
@@ -34,6 +35,18 @@ ELEMENT = arg(
     help="The size of each number of a gradient that is sent: bytes, as in 2, or a "
     "type, as in fp16 or bf16. [default: as the file says]",
 )
+
+_ELEMENT_OF_FILE = with_help(
+    ELEMENT,
+    "The size of each number of a gradient that is sent: bytes, as in 2, or a type, as in "
+    "fp16 or bf16. [default: as the file says; for FLOP counts and transformers, 4]",
+)
+"""The option ELEMENT for files of which some do not say the size."""
+
+
+def flop_per_second(text: str) -> float:
+    """Return the rate in FLOP per second that an argument gives."""
+    return number(text, example="1e12")
 
 
 def iteration_numbers(text: str) -> tuple[int, ...]:
@@ -75,7 +88,8 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
         arg(
             "--kind",
             help="The format of the file: trace (a layer-wise trace with the six columns "
-            "id, name, forward, backward, comm and size), kineto (a Chrome trace of "
+            "id, name, forward, backward, comm and size, with times in microseconds and the "
+            "bytes of gradients), kineto (a Chrome trace of "
             "torch.profiler), flops (FLOP counts, a CSV with the columns tensor, "
             "parameters and flops) or transformer (shapes of transformers, a CSV with the "
             "columns name, layers, d_model, heads, d_ff and vocabulary). [default: "
@@ -99,7 +113,7 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
             help="The device on which the times were measured. [default: as the file "
             "says]",
         ),
-        ELEMENT,
+        _ELEMENT_OF_FILE,
         flag(
             "--without-input",
             "For a layer-wise trace: leave out every layer before the first one that "
@@ -120,16 +134,16 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
         "for FLOP counts and transformers",
         arg(
             "--peak",
-            type=number,
+            type=flop_per_second,
             metavar="FLOP/S",
-            help="The peak rate of the device in FLOP per second. It needs "
+            help="The peak rate of the device in FLOP per second, as in 1e12. It needs "
             "--utilisation.",
         ),
         arg(
             "--utilisation",
             type=number,
             metavar="SHARE",
-            help="The share of --peak that training reaches, from 0 to 1.",
+            help="The share of --peak that training reaches, above 0 and at most 1.",
         ),
         arg(
             "--compute-s",
@@ -151,14 +165,14 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
             "--out",
             type=Path,
             metavar="FILE.csv",
-            help="Write the layer profile into this file.",
+            help="Write the layer profile into this file (also .gz).",
         ),
         arg(
             "--messages",
             type=Path,
             metavar="FILE.csv",
             help="For a file of torch.profiler: write the sizes and times of its "
-            "messages into this file.",
+            "messages into this file (also .gz).",
         ),
         JSON,
     ),
@@ -298,11 +312,13 @@ def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
     from ddlkit import formats, store
     from ddlkit.formats import kineto
 
-    # `own_output` refuses to overwrite the trace or the layer profile by the messages.
-    other_files = [arguments.file]
-    if arguments.out:
-        other_files.append(arguments.out)
-    store.own_output(arguments.messages, *other_files)
+    # `own_output` refuses to overwrite the trace.
+    store.own_output(arguments.messages, arguments.file)
+    # Two paths may name one file by way of links.
+    if arguments.out and arguments.out.resolve() == arguments.messages.resolve():
+        raise UserError(
+            f"import: --out and --messages both name {arguments.messages}: name two files"
+        )
     file = str(arguments.file)
     text = store.files.read_text(arguments.file)
     if formats.guess_kind(text, file) != "kineto":
@@ -344,7 +360,7 @@ def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
             type=Path,
             metavar="FILE.json",
             required=True,
-            help="Write the Chrome trace into this file.",
+            help="Write the Chrome trace into this file (also .gz).",
         ),
     ),
     example="ddlkit timeline timeline.csv.gz --out trace.json",

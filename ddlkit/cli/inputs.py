@@ -242,8 +242,8 @@ INPUTS = (
             "--density",
             type=density,
             metavar="SHARE",
-            help="The share of the gradients that is selected and sent, from 0 to 1. "
-            "The messages are then all_gathers. It needs --selection.",
+            help="The share of the gradients that is selected and sent, above 0 and "
+            "at most 1. The messages are then all_gathers. It needs --selection.",
         ),
         arg(
             "--selection",

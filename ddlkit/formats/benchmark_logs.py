@@ -76,6 +76,11 @@ _RANK = re.compile(
 _NCCL_VERSION = re.compile(
     r"\bnccl-library=(?P<number>\d{4,6})\b|^NCCL version (?P<written>\d+(?:\.\d+)+)"
 )
+# What nccl-tests prints before its table. Of these lines, older versions only have the one with
+# the number of threads, in which the oldest write colons.
+_BEGIN_OF_NCCL_TESTS = re.compile(
+    r"\bnThread:? \d+ nGpus:? \d+\b|\btest starting: \w+_perf\b"
+)
 _OTHER_TEST = re.compile(
     r"(?:# Benchmarking|\bOSU MPI\S*) (?P<test>\S[^\n]{0,60}?)(?: Test v|\s*$)", re.M
 )
@@ -474,6 +479,19 @@ def other_test(text: str) -> str:
     """
     title = _OTHER_TEST.search(text)
     return title["test"] if title else ""
+
+
+def is_of_nccl_tests(text: str) -> bool:
+    r"""Return whether a text has a line with which logs of nccl-tests begin.
+
+    An error can then say what such a log lacks.
+
+    Examples
+    --------
+    >>> is_of_nccl_tests("# nThread 1 nGpus 2 minBytes 8\nTest NCCL failure\n")
+    True
+    """
+    return _BEGIN_OF_NCCL_TESTS.search(text) is not None
 
 
 def read_tables(text: str, file: str) -> list[Table]:

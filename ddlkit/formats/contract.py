@@ -121,7 +121,7 @@ class ImportOptions:
     peak : float or None
         Of FLOP counts, the rate of the device in FLOP/s.
     utilisation : float or None
-        Of FLOP counts, the share of the peak that is reached, from 0 to 1.
+        Of FLOP counts, the share of the peak that is reached, above 0 and at most 1.
     without_input : bool
         Of a layer-wise trace, whether to leave out all that precedes the first layer
         with a gradient.

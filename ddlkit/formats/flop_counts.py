@@ -138,11 +138,16 @@ def profile_of(
     Raises
     ------
     UserError
-        If the options have no source of times or two, or if one of them is out of range.
+        If no tensor has any FLOP, if the options have no source of times or two, or if one
+        of them is out of range.
     """
     batch = options.batch or 1
     # A list of tensors becomes one tuple for each field.
     names, layers, elements, flops = zip(*tensors, strict=True)
+    if not any(flops):
+        raise UserError(
+            f"{file}: no tensor has any FLOP: count them, or measure the layers"
+        )
     # ``flops`` are those of forward for one sample. Backward has two products of matrices for
     # each one of forward, so both together have three times as many.
     batch_flops = 3 * batch * sum(flops)

@@ -220,14 +220,20 @@ def _no_message_times(text: str, file: str) -> UserError:
 
     It quotes the first and the last line of the file.
     """
+    first_line, _, _ = text.strip().partition("\n")
+    # If a run has failed, its last line often says why.
+    _, _, last_line = text.rstrip().rpartition("\n")
+    if benchmark_logs.is_of_nccl_tests(text):
+        return UserError(
+            f"{file}: is a log of nccl-tests without a table of results, which is a line of "
+            "column names and rows below it: give the log of a run that did not fail; the "
+            f"last line of this log is {shown(last_line)}"
+        )
     problem = "has no message times that ddlkit can read"
     # The name of a test of OSU or Intel that prints no such times, or "".
     other_test = benchmark_logs.other_test(text)
     if other_test:
         problem = f"is of the test {other_test}, without average times of a collective"
-    first_line, _, _ = text.strip().partition("\n")
-    # If a run has failed, its last line often says why.
-    _, _, last_line = text.rstrip().rpartition("\n")
     return UserError(
         f"{file}: {problem}: give a CSV with the columns bytes and seconds, or a log of "
         "nccl-tests or another benchmark (ddlkit fit --help lists them); its first line "

@@ -20,6 +20,7 @@ from ddlkit.store.sheet import (
     SCHEMAS,
     advice_on_missing_column,
     kind_in_words,
+    read_sheet,
     write_sheet,
 )
 from ddlkit.store.tables import own_output
@@ -152,7 +153,9 @@ def guess_kind(text: str, file: str) -> str:
     names = {name.strip() for name in first_line.split(",")}
     # A layer profile also has the columns of FLOP counts, and would be taken for such.
     if "backward_s" in names:
-        advice = "use it with --profile, or say --kind flops to take its FLOP counts"
+        advice = "use it with --profile"
+        if _has_flop_counts(text, file):
+            advice += ", or say --kind flops to take its FLOP counts"
         raise UserError(f"{file}: a layer profile already: {advice}")
     reader = readers.first_match(readers.LAYER_PROFILES, text)
     if reader is None:
@@ -163,6 +166,19 @@ def guess_kind(text: str, file: str) -> str:
             f"or give times of messages to ddlkit fit; {formats}"
         )
     return reader.name
+
+
+def _has_flop_counts(text: str, file: str) -> bool:
+    """Return whether a table can be read as FLOP counts, and counts any.
+
+    ``text`` is the content of the file. In layer profiles, 0 stands for FLOP that are not
+    known.
+    """
+    try:
+        tensors = flop_counts.read_flops(read_sheet(text, file))
+    except UserError:
+        return False
+    return any(tensor.flops for tensor in tensors)
 
 
 def _refuse_missing_columns(first_line: str, file: str) -> None:
