@@ -196,7 +196,7 @@ def test_a_models_file_is_measured_advised_on_and_tried(
         given_time = ["--minutes", minutes, "--confirm-minutes", 0.05]
         status = cli.main(["advise", *map(str, words), *map(str, given_time), "--json"])
         printed = capsys.readouterr()
-        if f"--minutes {minutes:g}: too short" not in printed.err:
+        if f"--minutes {60 * minutes:g}s: too short" not in printed.err:
             break
     assert status == 0, printed.err
     said = json.loads(printed.out)
@@ -227,7 +227,12 @@ def test_a_models_file_is_measured_advised_on_and_tried(
     assert said["decided_by"] == "trial" and untried["predicted_best"] == best
     cpu = torch.device("cpu")
     training, me = load(str(words[1]), cpu, []), Rank(0, 2, 0, cpu, "gloo", 1, out)
+    me = replace(me, link="loopback")
     assert models._measured_before(me, training) == [1.0, 1.0, 1.0]
+    of_more_ranks = replace(me, world_size=3)
+    assert models._measured_before(of_more_ranks, training) == [0.0, 0.0, 0.0]
+    over_another_link = replace(me, link="lab:1gbit")
+    assert models._measured_before(over_another_link, training) == [1.0, 0.0, 0.0]
     training.network += (
         "-k2"  # as --accumulate 2 has it: nothing measured before is of that
     )
@@ -554,6 +559,94 @@ def test_a_model_or_tables_but_not_both_or_none(
         assert "give --model" in capsys.readouterr().err
     with pytest.raises(UserError, match="has no draws"):
         Advice.of(LATE, Communication(AlphaBeta(1e-3, 1e-9)))
+
+
+SUITE = places.RECORDED / "cpu-2x-amd-epyc-suite"
+TABLES = (
+    "--profile", SUITE / "layers-resnet50-b4-fp32.csv",
+    "--collectives", SUITE / "collectives-loopback-p2.csv",
+)  # fmt: skip
+SPARSE = ("--density", 0.01, "--selection", SUITE / "selection-*")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [(), SPARSE, ("--copy-s-per-byte", 1e-9), (*SPARSE, "--accumulate", 2)],
+    ids=["dense", "sparse", "copied", "sparse and accumulated"],
+)
+def test_advise_and_predict_agree_on_every_plan(
+    more: tuple[object, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    advised = ask(capsys, *TABLES, *more)
+    default, best = advised["default_plan"], advised["best_plan"]
+    predicted_s = {}
+    for plan in (DEFAULT, "ddp:10MiB", advised["predicted_best"]):
+        words = ["predict", *TABLES, *more, "--plan", plan, "--json"]
+        assert cli.main([*map(str, words)]) == 0
+        predicted = json.loads(capsys.readouterr().out)
+        predicted_s[plan] = predicted["iteration_s"]
+        for summary in (default, best):
+            if summary["plan"] == plan:
+                assert summary["predicted_iteration_s"] == pytest.approx(
+                    predicted["iteration_s"]
+                )
+                for key in ("exposed_communication_s", "scaling_factor"):
+                    assert summary[key] == pytest.approx(predicted[key])
+    for plan, seconds in predicted_s.items():
+        gain = advised["gains_of_plans"][plan]["predicted_gain"]
+        assert gain == pytest.approx(1 - seconds / predicted_s[DEFAULT], abs=1e-9)
+    # Without communication, an iteration lacks what is exposed of it, and nothing else.
+    shorter = advised["time_per_sample_shorter_by"]
+    assert shorter["no communication at all"] == pytest.approx(
+        default["exposed_communication_s"] / default["predicted_iteration_s"]
+    )
+    assert shorter["a link twice as fast"] <= shorter["no communication at all"]
+
+
+def test_a_time_of_copies_is_refused_where_a_slowdown_has_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables = [
+        f"--{option} {ADVISED / table}-decoder-loopback.csv"
+        for option, table in (
+            ("profile", "layers"), ("collectives", "collectives"), ("slowdown", "slowdown"),
+        )
+    ]  # fmt: skip
+    for program in ("predict", "advise"):
+        words = f"{program} {' '.join(tables)} --copy-s-per-byte 0"
+        assert cli.main(words.split()) == 2
+        (error,) = capsys.readouterr().err.strip().splitlines()
+        assert "--copy-s-per-byte has no effect with --slowdown" in error
+
+
+def test_tables_of_other_ranks_or_another_link_do_not_count(tmp_path: Path) -> None:
+    rows = store.load_table(SUITE / "collectives-loopback-p2.csv", "collectives")
+    store.save_table(rows, tmp_path, "collectives", schema="collectives", command=[])
+    cpu = torch.device("cpu")
+    me = Rank(0, 2, 0, cpu, "gloo", 1, tmp_path, link="loopback")
+    assert models._is_between_these_ranks(me, "collectives")
+    assert not models._is_between_these_ranks(me, "slowdown")
+    for other in (replace(me, world_size=3), replace(me, link="lab:1gbit")):
+        assert not models._is_between_these_ranks(other, "collectives")
+
+
+def test_an_advice_says_that_a_ring_is_assumed_only_where_it_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for ranks in (2, 4):
+        advised = ask(capsys, *TABLES, "--ranks", ranks, "--assume-ring")
+        assert ("assumed" in advised) == (ranks != 2)
+
+
+def test_sharded_advice_refuses_a_model_and_its_options_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = "advise --strategy fsdp --model mine.py:net --minutes 10s"
+    assert cli.main(words.split()) == 2
+    assert "leave --model and --minutes out" in capsys.readouterr().err
+    words = "advise --strategy fsdp --profile p.csv --collectives c.csv --units ;"
+    assert cli.main(words.split()) == 2
+    assert "--units ';'" in capsys.readouterr().err
 
 
 ADVISED = places.DATA / "advised"

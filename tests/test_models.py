@@ -427,7 +427,7 @@ def test_two_agents_of_torchrun_are_advised_together(tmp_path: Path) -> None:
     for minutes in (0.05, 0.2, 1.0):
         given_time = ["--minutes", minutes, "--confirm-minutes", 1e-5]
         statuses, said = ended_agents(*words, *given_time)
-        if f"--minutes {minutes:g}: too short" not in "".join(said):
+        if f"--minutes {60 * minutes:g}s: too short" not in "".join(said):
             break
     assert statuses == [0, 0], said
     # A trial follows only if another plan than the default is predicted to be faster.

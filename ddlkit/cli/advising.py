@@ -31,6 +31,7 @@ from ddlkit.cli.command import (
     lab_rate,
     minutes,
     only_command_in,
+    option_of,
     parsed_name,
     print_starting,
     ranks_to_start,
@@ -50,14 +51,16 @@ from ddlkit.cli.inputs import (
     RANKS,
     SHARDED,
     UNITS,
+    assumption,
     forecast_of,
     is_sharded,
     predict_sharded,
     print_remarks,
     print_warnings,
+    workload_of,
 )
 from ddlkit.core import units
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.jobs import LOGS
 from ddlkit.jobs.assignment import ranks_started
 
@@ -152,8 +155,9 @@ _SHARDED_OPTIONS = tuple(
             type=Path,
             metavar="DIRECTORY",
             help="With --model: write the measurements into this directory. A second "
-            "run continues from them. [default: a directory in advised/, named "
-            "after the model]",
+            "run with the same model, --accumulate, --ranks and --lab continues from them, "
+            "and only the trial is run anew. A run that differs in one of these replaces "
+            "them. [default: a directory in advised/, named after all four]",
         ),
         arg(
             "--html",
@@ -179,6 +183,7 @@ def advise(arguments: argparse.Namespace) -> None:
     # Sharded training has units in place of buckets. They are predicted from tables, and
     # never measured here.
     if is_sharded(arguments):
+        _refuse_model_for_sharded(arguments)
         _refuse_options_of_measuring(arguments)
         _print_units_fastest_first(arguments)
         return
@@ -335,6 +340,39 @@ def origin() -> dict[str, str]:
     }
 
 
+def _refuse_model_for_sharded(arguments: argparse.Namespace) -> None:
+    """Raise UserError unless tables are given, from which sharded training is predicted."""
+    if arguments.model:
+        # All of these are refused at once, so that the user can mend the command in one step.
+        refused = ["model", *_OPTIONS_OF_MEASURING]
+        given = [option_of(name) for name in refused if name in arguments.given_names]
+        raise UserError(
+            "advise --strategy fsdp predicts from tables: give --profile and --collectives, "
+            f"and leave {' and '.join(given)} out"
+        )
+    if not arguments.profile:
+        raise UserError(
+            "advise --strategy fsdp predicts from tables: give --profile and --collectives"
+        )
+
+
+def _specs_of_user(text: str | None) -> list[str]:
+    """Return the ways to make units that the value of --units lists, separated by semicolons.
+
+    Raises UserError if the option is given and lists none.
+    """
+    if text is None:
+        return []
+    specs = [spec.strip() for spec in text.split(";")]
+    named = [spec for spec in specs if spec]
+    if not named:
+        raise UserError(
+            f"--units {shown(text)}: names no units: name modules, as in blocks.*, give a "
+            "size, as in size:25MB, or leave it out"
+        )
+    return named
+
+
 def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     """Print ways to divide a model into units for sharded training, the fastest first.
 
@@ -343,12 +381,7 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     """
     from pandas import DataFrame
 
-    if arguments.model or not arguments.profile:
-        raise UserError(
-            "advise --strategy fsdp predicts from tables: give --profile and --collectives, "
-            "and leave --model out"
-        )
-    specs_of_user = [spec for spec in (arguments.units or "").split(";") if spec]
+    specs_of_user = _specs_of_user(arguments.units)
     rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
@@ -377,9 +410,8 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    # Of this forecast under PyTorch's default plan, only the workload is used, and the text that
-    # says which causes of scatter its interval includes. `Advice` makes the forecasts that it
-    # compares.
+    # Of this forecast under PyTorch's default plan, only the text is used that says which causes
+    # of scatter its interval includes. `Advice` makes the forecasts that it compares.
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
         arguments, DEFAULT, notes=notes
@@ -388,10 +420,17 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     if not communication.draws:
         raise _cost_without_intervals(arguments)
     print_remarks(notes, warnings)
-    advice = Advice.of(forecast.iteration.workload, communication)
+    # The workload of the forecast would include the selections of --density, which `Advice` adds
+    # for each plan.
+    advice = Advice.of(
+        workload_of(arguments, profile),
+        communication,
+        copy_s_per_byte=arguments.copy_s_per_byte,
+    )
     result = {
         "network": profile.network,
         "ranks": communication.cost.workers,
+        **assumption(communication.is_assumed_ring),
         **advice.to_dict(),
         "decided_by": "prediction",
         # The text is empty if the interval includes all causes of scatter.
@@ -407,12 +446,13 @@ def _cost_without_intervals(arguments: argparse.Namespace) -> UserError:
     if arguments.cost:
         return UserError(
             f"{arguments.cost}: the cost has no intervals, which an advice needs: write "
-            "it by ddlkit fit --json, from times of at least 4 sizes"
+            "it by ddlkit fit --json, from times of more sizes, or of each size at least 4 "
+            "times"
         )
     files = " and ".join(map(str, arguments.collectives))
     return UserError(
         f"{files}: has times of too few sizes for the intervals that an advice needs: "
-        "measure at least 4 sizes, or each size several times"
+        "measure at least 4 sizes, or each size at least 4 times"
     )
 
 
@@ -1063,8 +1103,11 @@ def screen(result: dict[str, Any]) -> list[str]:
     list of str
         A title, and a line for each fact.
     """
-    title = f"{result['network']} on {result['ranks']} ranks: {_headline(result)}"
-    lines = [title, ""]
+    subject = str(result["network"])
+    # A cost does not always say between how many ranks it holds.
+    if result["ranks"] is not None:
+        subject += f" on {result['ranks']} ranks"
+    lines = [f"{subject}: {_headline(result)}", ""]
     # Without measured slowdowns, the predicted intervals include only some of the causes
     # by which iterations differ. This text names them, as in "the scatter and drift of
     # messages; not included: ...". It is empty if the intervals include all causes.

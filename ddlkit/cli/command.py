@@ -371,7 +371,8 @@ def is_collection_of_numbers(value: Any) -> bool:
 MODEL_FUNCTION = """The function returns (model, loss) or (model, loss, optimizer),
 where loss() does one forward pass and returns the scalar loss. It may have the
 parameter device, the device of the rank.
-torchvision:resnet50:32 stands for that network at batch size 32."""
+torchvision:resnet50:32 stands for that network at batch size 32, and
+torchvision:resnet50 at batch size 4."""
 _MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
 or srun starts. Iterations are timed until the 95%% interval of their median is within

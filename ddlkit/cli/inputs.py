@@ -40,7 +40,7 @@ from ddlkit.core.errors import UserError, one_line, shown
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from ddlkit.core.workload import LayerProfile
+    from ddlkit.core.workload import LayerProfile, Workload
     from ddlkit.model import Communication, Forecast
 
 
@@ -72,7 +72,7 @@ PLACE = choice(
 )
 TABLE = arg(
     "--table",
-    type=whole_number,
+    type=count,
     metavar="N",
     help="For a log with several tables: the number of the table, from 1.",
 )
@@ -127,13 +127,13 @@ INPUTS = (
         ),
         arg(
             "--batch",
-            type=whole_number,
+            type=count,
             metavar="N",
             help="The batch size to use, if the profile holds several.",
         ),
         arg(
             "--profile-ranks",
-            type=whole_number,
+            type=count,
             metavar="N",
             help="The number of processes that computed at the same time when the "
             "profile was measured, if the profile holds several.",
@@ -233,7 +233,7 @@ INPUTS = (
             default=0.0,
             help="The time to copy a byte of a gradient into and out of a message, "
             "instead of --copies: seconds per byte, as in 1e-10, or with a unit, as in "
-            "0.1ns. [default: 0]",
+            "0.1ns. [default: as --slowdown says, and otherwise 0]",
         ),
     ),
     *group(
@@ -437,10 +437,7 @@ def forecast_of(
     refuse_other_kinds(arguments)
     # The functions that read inputs add to `notes` and `warnings`.
     profile = _read_profile(arguments, notes, warnings)
-    # The option --dilation is a factor on all compute times. With --accumulate, an iteration
-    # computes several batches, and sends their added gradients once.
-    workload = profile.workload()
-    workload = workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
+    workload = workload_of(arguments, profile)
     # `fitted_messages` has the sizes and the devices of the messages whose times were fitted.
     communication, fitted_messages = read_communication(arguments, warnings)
     # With --density, a share of the gradients is selected and sent. This comes first, because
@@ -462,6 +459,27 @@ def forecast_of(
     if printed_here:
         print_remarks(notes, warnings)
     return predicted, warnings, profile, communication
+
+
+def workload_of(arguments: argparse.Namespace, profile: LayerProfile) -> Workload:
+    """Return what an iteration computes, without the selections of gradients.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        The values of `INPUTS`.
+    profile : LayerProfile
+        The layers, as `forecast_of` returns them.
+
+    Returns
+    -------
+    Workload
+        The compute times of the profile, changed as --dilation and --accumulate say.
+    """
+    # The option --dilation is a factor on all compute times. With --accumulate, an iteration
+    # computes several batches, and sends their added gradients once.
+    workload = profile.workload()
+    return workload.scaled(arguments.dilation).accumulated(arguments.accumulate)
 
 
 def _notes_of_burst(arguments: argparse.Namespace) -> list[str]:
@@ -988,16 +1006,19 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     """
     from ddlkit.core.cost import AlphaBeta
 
+    # Only a cost in a file can have another form, or lack its number of ranks.
+    fitting = (
+        "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks N --json, "
+        "where N is the number of ranks between which they were measured"
+    )
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
-            "replace --cost by --collectives with the times to which it was fitted, or "
-            "write it by ddlkit fit --form alpha_beta --json"
+            f"{fitting}"
         )
     if cost.workers is None:
         raise UserError(
-            f"{origin}: the cost does not say between how many ranks it holds: write it "
-            "by ddlkit fit --form alpha_beta --json, with their number as --ranks"
+            f"{origin}: the cost does not say between how many ranks it holds: {fitting}"
         )
     # None and "" stand for an algorithm that is not known.
     if cost.algorithm not in (None, "", RING):
@@ -1379,6 +1400,13 @@ def _with_contention(
     if arguments.slowdown:
         workers = messages.cost.workers
         contention = _measured_slowdown(arguments, workers, profile, warnings)
+        if contention.copy_s_per_byte:
+            refuse_given(
+                arguments,
+                ["copy_s_per_byte"],
+                f"has no effect with --slowdown {arguments.slowdown}, which has the measured "
+                "time",
+            )
     if arguments.copies:
         contention = contention.copying(read_copy_s_per_byte(arguments.copies))
     return replace(messages, contention=contention)

@@ -40,7 +40,8 @@ REPLACED = {
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",
     "segments:jump": "segments",
-    "sparse_gather": "the cost of its all_gather, with --density and --selection",
+    "sparse_gather": "any other form for the times of its all_gather, which ddlkit predict "
+    "takes with --density and --selection",
     "stepped": "table, or alpha_beta of a ring",
 }
 """Forms and variants of earlier versions, and what replaces each of them."""

@@ -603,14 +603,17 @@ def advise_job(me: Rank, settings: AdviseSettings) -> Iterator[Tables]:
     with compute_on(settings.model, me.device, precision=""):
         training = loaded_together(settings.model, settings.accumulate, me, notes)
         _refuse_other_buckets_than_given(training, settings.model)
-        _refuse_too_little_time(training, settings)
+        # Only rank 0 has tables, so all ranks take the answer of rank 0. This is row 0
+        # of the answers of all ranks.
+        present = everyones(_measured_before(me, training))[0]
+        if all(present):
+            me.say("all tables are there already, so that --minutes has no effect")
+        else:
+            _refuse_too_little_time(training, settings)
         if training.precision != "fp32":
             notes.append(
                 "messages are timed as fp32 of as many bytes; other sums may take longer"
             )
-        # Only rank 0 has tables, so all ranks take the answer of rank 0. This is row 0
-        # of the answers of all ranks.
-        present = everyones(_measured_before(me, training))[0]
         for schema, is_present in zip(MEASURED, present, strict=True):
             if is_present:
                 me.say(
@@ -770,15 +773,15 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     """Return 1.0 for each table of `MEASURED` that an earlier call left, 0.0 for others.
 
     These are numbers, because ranks exchange numbers only. Only rank 0 has tables, so
-    all other ranks return 0.0. Tables of another model do not count.
+    all other ranks return 0.0. Tables of another model, of another number of ranks or of
+    another link do not count.
     """
     none_measured = [0.0] * len(MEASURED)
     # Only table ``layers`` names the tensors of the model. Without it, nothing shows
     # whether the other tables belong to this model.
-    layers_path = me.out / "layers.csv"
-    if me.rank != 0 or not store.has_table(layers_path):
+    if me.rank != 0 or not _is_between_these_ranks(me, "layers"):
         return none_measured
-    profile = store.read_profile(layers_path)
+    profile = store.read_profile(me.out / "layers.csv")
     profiled = dict(zip(profile.tensor, profile.parameters.tolist(), strict=True))
     trained = {name: p.numel() for name, p in training.trained().items()}
     # The name of the network also says how many batches an iteration has.
@@ -789,8 +792,18 @@ def _measured_before(me: Rank, training: Training) -> list[float]:
     # which type, so they cannot be used then.
     if "+" in training.precision and not profile.dtype:
         return none_measured
-    paths = [me.out / f"{schema}.csv" for schema in MEASURED]
-    return [float(store.has_table(path)) for path in paths]
+    return [float(_is_between_these_ranks(me, schema)) for schema in MEASURED]
+
+
+def _is_between_these_ranks(me: Rank, schema: str) -> bool:
+    """Return whether there is a table of as many ranks as this job has, over the same link."""
+    path = me.out / f"{schema}.csv"
+    if not store.has_table(path):
+        return False
+    rows = store.load_table(path, schema)
+    # The layers are timed while nothing is sent, so that their table has no link.
+    has_link = "link" not in rows or (rows["link"] == me.link).all()
+    return bool(has_link and (rows["ranks"] == me.world_size).all())
 
 
 def _refuse_other_buckets_than_given(training: Training, model: str) -> None:
@@ -833,12 +846,11 @@ def _refuse_too_little_time(training: Training, settings: AdviseSettings) -> Non
         return
     iteration = f"an iteration takes {format_seconds(iteration_s)}"
     message = f"a message of all gradients {format_seconds(message_s)}"
-    minutes = settings.measure_s / 60
-    # Rounded up to a tenth of a minute, which is 6 s.
-    needed_minutes = math.ceil(needed_s / 6) / 10
+    # Both times are written with a unit, which the option takes, because a time that is too
+    # short is a small part of a minute.
     raise UserError(
-        f"--minutes {minutes:g}: too short, because {iteration} and {message}: "
-        f"give --minutes {needed_minutes:g} or more"
+        f"--minutes {settings.measure_s:g}s: too short, because {iteration} and {message}: "
+        f"give --minutes {math.ceil(needed_s)}s or more"
     )
 
 

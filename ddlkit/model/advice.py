@@ -18,6 +18,7 @@ import numpy as np
 from ddlkit.core.errors import UserError
 from ddlkit.core.fit import interval, median_interval
 from ddlkit.core.iteration import Iteration
+from ddlkit.core.sparse import SparseGather
 from ddlkit.core.workload import Floats, Workload
 from ddlkit.model.calibration import Communication
 from ddlkit.model.predictor import (
@@ -153,11 +154,15 @@ class Advice:
         What is known of its messages.
     options : mapping of str to Option
         Options by the names of their plans, the default first.
+    copy_s_per_byte : float
+        Seconds per byte to copy gradients into and out of messages, unless the contention of
+        ``communication`` has a measured value.
     """
 
     workload: Workload
     communication: Communication
     options: Mapping[str, Option]
+    copy_s_per_byte: float = 0.0
 
     @classmethod
     def of(
@@ -166,13 +171,15 @@ class Advice:
         messages: Communication,
         scatter: Floats = STEADY,
         lists: bool = True,
+        copy_s_per_byte: float = 0.0,
     ) -> Advice:
         """Return the advice on a workload, with every plan that PyTorch can be given.
 
         Parameters
         ----------
         work : Workload
-            What one iteration computes.
+            What one iteration computes, without the selections of gradients that the cost of
+            messages may have.
         messages : Communication
             What is known of the messages, with draws of their cost.
         scatter : ndarray, shape (n,), optional
@@ -181,6 +188,9 @@ class Advice:
         lists : bool, optional
             Whether PyTorch has the option ``bucket_cap_mb_list``, which can impose any
             plan.
+        copy_s_per_byte : float, optional
+            Seconds per byte to copy gradients into and out of messages, unless the contention
+            of ``messages`` has a measured value.
 
         Returns
         -------
@@ -224,10 +234,12 @@ class Advice:
             plan = plan_with_contention(name, work, messages)
             buckets = (plan.ends, plan.order)
             if buckets not in option_by_buckets:
-                iteration = forecast(work, plan, messages).iteration
+                iteration = forecast(
+                    work, plan, messages, copy_s_per_byte=copy_s_per_byte
+                ).iteration
                 option_by_buckets[buckets] = _option(name, iteration, messages, scatter)
         options = {option.name: option for option in option_by_buckets.values()}
-        return cls(work, messages, options)
+        return cls(work, messages, options, copy_s_per_byte)
 
     @cached_property
     def ranked(self) -> list[Option]:
@@ -387,35 +399,55 @@ class Advice:
             shorter. It is negative if the time would be longer.
         """
         work = self.workload
-        default_s = self.options[DEFAULT].seconds
-        # A gradient in a workload has at least one byte.
-        half_the_bytes = replace(work, bytes=np.maximum(1, work.bytes // 2))
+        default = self.options[DEFAULT]
         twice_the_batch = replace(
             work, forward_s=2 * work.forward_s, backward_s=2 * work.backward_s
         )
         two_batches_sent_at_once = work.accumulated(2)
-        # A link twice as fast is modelled as half the bytes in the present buckets, with
-        # unchanged start-ups.
-        present_plan = self.options[DEFAULT].iteration.plan
-        faster_link = forecast(half_the_bytes, present_plan, self.communication)
         gains = {
-            ANOTHER_PLAN: 1 - self.ranked[0].seconds / default_s,
-            "a link twice as fast": 1 - faster_link.prediction.iteration_s / default_s,
+            ANOTHER_PLAN: 1 - self.ranked[0].seconds / default.seconds,
+            "a link twice as fast": self._gain_of_faster_link(),
             # DDP puts more gradients of half the bytes into a bucket, so that the plan is
             # made anew.
-            HALF_THE_BYTES: self._gain_of_workload(half_the_bytes),
+            HALF_THE_BYTES: self._gain_of_workload(_with_half_the_bytes(work)),
             "gradient accumulation over twice as many batches, which also saves every other update": (
                 self._gain_of_workload(two_batches_sent_at_once, batches=2)
             ),
             "twice the batch, if compute then takes twice as long, which halves the updates": (
                 self._gain_of_workload(twice_the_batch, batches=2)
             ),
-            "no communication at all": 1 - work.compute_s / default_s,
+            # Selections of gradients count as compute.
+            "no communication at all": 1 - default.iteration.prediction.scaling_factor,
         }
+        # Selected gradients are modelled in fp32 alone.
+        if self.communication.cost.selects:
+            del gains[HALF_THE_BYTES]
         return {
             remedy: float(_without_rounding_errors(gain))
             for remedy, gain in gains.items()
         }
+
+    def _gain_of_faster_link(self) -> float:
+        """Return the share by which an iteration is shorter over a link twice as fast.
+
+        Such a link is modelled as half the bytes in the present buckets, with unchanged
+        start-ups.
+        """
+        default = self.options[DEFAULT]
+        # The compute of this workload includes the selections of gradients, if there are any,
+        # which take as long as over the present link. So the cost must not add them again.
+        selecting = default.iteration.workload
+        communication = self.communication
+        if isinstance(communication.cost, SparseGather):
+            cost = replace(communication.cost, selecting=None)
+            communication = replace(communication, cost=cost)
+        faster = forecast(
+            _with_half_the_bytes(selecting),
+            default.iteration.plan,
+            communication,
+            copy_s_per_byte=self.copy_s_per_byte,
+        )
+        return 1 - faster.prediction.iteration_s / default.seconds
 
     def _gain_of_workload(self, changed: Workload, batches: int = 1) -> float:
         """Return the share by which a changed workload takes less time per batch.
@@ -424,8 +456,10 @@ class Advice:
         gradients are sent in the buckets of PyTorch's defaults.
         """
         plan = plan_with_contention(DEFAULT, changed, self.communication)
-        iteration_s = forecast(changed, plan, self.communication).prediction.iteration_s
-        return 1 - iteration_s / batches / self.options[DEFAULT].seconds
+        predicted = forecast(
+            changed, plan, self.communication, copy_s_per_byte=self.copy_s_per_byte
+        ).prediction
+        return 1 - predicted.iteration_s / batches / self.options[DEFAULT].seconds
 
     def measure_next(self) -> int | None:
         """Return the size of the messages that should be measured next, in bytes.
@@ -450,7 +484,9 @@ class Advice:
         draws_s = [cost(sizes) for cost in self.communication.draws]
         # How far the draws of all messages of a size together differ.
         uncertainty_s = np.std(draws_s, axis=0) * counts
-        return int(sizes[np.argmax(uncertainty_s)])
+        most_uncertain = sizes[np.argmax(uncertainty_s)]
+        # Of selected gradients, the collective sends fewer bytes than the bucket has.
+        return int(self.communication.cost.collective_bytes(most_uncertain))
 
     def to_dict(self, rounds: int = 0, iterations_per_round: int = 1) -> dict[str, Any]:
         """Return the whole advice, ready for JSON.
@@ -511,6 +547,12 @@ class Advice:
         summary = self.options[DEFAULT].summary()
         summary["seconds_by_cause"] = seconds_by_cause
         return summary
+
+
+def _with_half_the_bytes(workload: Workload) -> Workload:
+    """Return a workload whose gradients have half the bytes."""
+    # A gradient in a workload has at least one byte.
+    return replace(workload, bytes=np.maximum(1, workload.bytes // 2))
 
 
 def _relative_deviation(option: Option) -> float:
