@@ -455,6 +455,46 @@ def test_what_if_of_more_gpus_is_the_cost_carried_there(capsys: Capture) -> None
     assert grown == pytest.approx(2 * answer["iteration_speedup"])
 
 
+def test_what_undercuts_a_bound_is_printed_without_it_and_with_a_warning(
+    capsys: Capture,
+) -> None:
+    """A burst, or several messages in flight; predict has the warnings of plan, by its option."""
+    folder = places.ROOT / "data/recorded/cpu-2x-intel-xeon/campaign-training"
+    profile = folder / "layers-resnet18-b4-r2.csv"
+    lab = folder / "collectives-lab-p2-1gbit.csv"
+    shaped = f"--profile {profile} --collectives {lab}"
+    for given in (shaped, f"{FROM_FOUR} --in-flight 2"):
+        planned = run(capsys, f"plan {given} --planner exact")
+        predicted = run(capsys, f"predict {given} --plan exact")
+        assert "lower_bound_s" not in planned
+        (doubt,) = [line for line in planned["warnings"] if "--planner" in line]
+        assert doubt.replace("--planner", "--plan") in predicted["warnings"]
+    assert "lower_bound_s" in run(capsys, f"plan {FROM_FOUR} --planner exact")
+
+
+def test_factors_of_a_repeated_layer_are_multiplied(capsys: Capture) -> None:
+    layer = Path("profile.csv").read_text().splitlines()[1].split(",")
+    header = Path("profile.csv").read_text().splitlines()[0].split(",")
+    name = layer[header.index("tensor")]
+    twice = run(capsys, f"{WHAT_IF} --layer {name}=2 --layer {name}=3")
+    once = run(capsys, f"{WHAT_IF} --layer {name}=6")
+    assert twice["iteration_s_after"] == once["iteration_s_after"]
+
+
+def test_ranks_may_state_the_number_of_a_cost_before_a_ring_is_assumed(
+    capsys: Capture,
+) -> None:
+    """A cost that does not say its number of ranks gives what one that says it gives."""
+    write_times("times.csv", [1024 * 4**k for k in range(8)], ranks=4)
+    stated = run(capsys, "fit times.csv --form alpha_beta")
+    assert stated.pop("ranks") == 4
+    Path("unstated.json").write_text(json.dumps(stated))
+    Path("stated.json").write_text(json.dumps({**stated, "ranks": 4}))
+    words = "what-if --profile profile.csv --gpus 8 --assume-ring --cost"
+    unstated = run(capsys, f"{words} unstated.json --ranks 4")
+    assert unstated == run(capsys, f"{words} stated.json")
+
+
 def ring_of_eight_s(n_bytes: float) -> float:
     """A ring of 8 ranks like one of 4, whose messages take 1 ms and 8 ns a byte.
 
@@ -475,7 +515,9 @@ def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> Non
         8,
         ["a", "ring"],
     )
-    assert any("is not measured" in line for line in predicted["warnings"])
+    assert any(
+        "is not taken from measured times" in line for line in predicted["warnings"]
+    )
     # The same number of ranks by the cost that fit writes, and after a change.
     Path("line.json").write_text(
         json.dumps(run(capsys, "fit times.csv --form alpha_beta"))

@@ -24,6 +24,7 @@ from ddlkit.core.taskgraph import (
     of_iteration,
     s_sgd,
     schedule,
+    tasks_named,
 )
 from ddlkit.core.timeline import KINDS
 from ddlkit.core.workload import Workload
@@ -283,6 +284,13 @@ def test_a_dag_of_nothing_and_of_shared_links_is_refused() -> None:
                 s_sgd(FIGURE_1, CAFFE, Gpus(2, 4)),
                 [(what, -1.0 if what == "io" else 0.5)],
             )
+    # The resources that the error lists have tasks. Caffe-MPI decodes nothing.
+    for what in ("cpu", "no_such"):
+        graph = s_sgd(FIGURE_1, CAFFE)
+        with pytest.raises(UserError, match="a resource ") as raised:
+            changed(graph, [(what, 2.0)])
+        listed = str(raised.value).partition("a resource (")[2].partition(")")[0]
+        assert all(tasks_named(graph, name).any() for name in listed.split(", "))
     without_layers = TaskGraph.of([1.0], [])
     for graph in (without_layers, TaskGraph.of([], [])):
         with pytest.raises(UserError, match="there is no task 'layer:1'") as raised:

@@ -306,6 +306,7 @@ def test_the_command_says_what_the_model_does(
     )
     assert answer["iteration_s"] == pytest.approx(said.iteration_s)
     assert answer["iteration_interval_s"] == pytest.approx(interval_s)
+    assert isinstance(answer["warnings"], list)
     assert interval_s is not None
     assert cli.main(["predict", *words, "--units", "blocks.layers.*"]) == 0
     assert interval_s is not None

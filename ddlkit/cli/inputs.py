@@ -454,6 +454,7 @@ def forecast_of(
     if communication.link.burst_s:
         notes += _notes_of_burst(arguments)
     warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
+    warnings += _doubts_of_proof(arguments, spec, predicted.iteration)
     # Notes are printed when all inputs are known to be right. Above an error they would
     # hide it.
     if printed_here:
@@ -518,6 +519,37 @@ def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[s
     # are selected, it is the output of an all-gather, and not the bytes of all gradients.
     message_bytes = cost.collective_bytes(iteration.group_bytes)
     return [*warnings, *doubts(device, fitted_messages, message_bytes)]
+
+
+def _doubts_of_proof(
+    arguments: argparse.Namespace, spec: str, iteration: Any
+) -> list[str]:
+    """Return why a plan that is called exact may not be the best for the inputs of a command.
+
+    ``spec`` is the name of the plan of ``iteration``. Of all planners, only the planner exact
+    gives the time that no plan can undercut. For the plan of another one the result is empty.
+    """
+    option = _option_of_planner(arguments, spec)
+    # Without an option, the command chose the planner itself.
+    if iteration.plan.least_s is None or option is None:
+        return []
+    advice = f"try {option} search"
+    doubts = []
+    if arguments.slowdown or arguments.copies:
+        doubts.append(
+            f"the plan exact is proven best without contention only: {advice}"
+        )
+    if arguments.in_flight > 1:
+        doubts.append(
+            "the plan exact is proven best only for messages that are sent one after "
+            f"the other, and not for {arguments.in_flight} in flight: {advice}"
+        )
+    if iteration.link.burst_s:
+        doubts.append(
+            "the plan exact is proven best only for links that save up no burst while they "
+            f"are idle: {advice}"
+        )
+    return doubts
 
 
 def _plan_of(
@@ -955,8 +987,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         return cost_or_draw.by_algorithm(RING).at_workers(ranks)
 
     warnings.append(
-        f"the cost between {ranks} ranks is not measured: it is that of a ring whose "
-        f"links are all like those between {cost.workers} ranks; a tree, or a slower "
+        f"the cost between {ranks} ranks is not taken from measured times: it is that of a ring "
+        f"whose links are all like those between {cost.workers} ranks; a tree, or a slower "
         "network between more machines, costs something else, which no interval covers"
     )
     return replace(
@@ -1107,7 +1139,11 @@ def _between_given_ranks(
         return as_ring(communication, ranks, str(arguments.cost), warnings)
     # A cost that does not say its number of ranks holds for --ranks, if that is given.
     if cost.workers is None:
-        return replace(communication, cost=replace(cost, workers=ranks))
+        return replace(
+            communication,
+            cost=cost.with_workers(ranks),
+            draws=[draw.with_workers(ranks) for draw in communication.draws],
+        )
     if ranks is not None and ranks != cost.workers:
         raise UserError(
             f"{arguments.cost}: holds for {cost.workers} ranks, not for {ranks}: fit times "
@@ -1293,9 +1329,10 @@ def _chosen_rows(
     try:
         return choose(all_rows, tuple(required), required, origin)
     except UserError as error:
-        # The option --assume-ring only helps if a number of ranks is required that no row has.
-        rank_counts = all_rows["ranks"]
-        if required["ranks"] is None or (rank_counts == required["ranks"]).any():
+        # The option --assume-ring only helps if a number of ranks is required that no row has. In
+        # what-if it does not, because --ranks is there the measured number.
+        is_measured = (all_rows["ranks"] == required["ranks"]).any()
+        if required["ranks"] is None or is_measured or _is_what_if(arguments):
             raise
         raise UserError(
             f"{error}, or add --assume-ring for the cost of a ring"
@@ -1617,7 +1654,9 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
     return False
 
 
-def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str, Any]]:
+def predict_sharded(
+    arguments: argparse.Namespace, *specs: str, warnings: list[str] | None = None
+) -> list[dict[str, Any]]:
     """Return predictions of sharded training.
 
     Parameters
@@ -1627,12 +1666,14 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     *specs : str
         Ways to divide the model into units, whose parameters are gathered together, as
         --units takes them. The first one must not be empty.
+    warnings : list of str, optional
+        A list to which the warnings are added. They are printed on standard error, too.
 
     Returns
     -------
     list of dict
         Two predictions for each way, in this order: resharded after the forward pass, and
-        kept whole. Warnings are not among them, but printed on standard error.
+        kept whole. Warnings are not among them.
 
     Raises
     ------
@@ -1653,7 +1694,7 @@ def predict_sharded(arguments: argparse.Namespace, *specs: str) -> list[dict[str
     _refuse_wrong_dilation(arguments.dilation)
     # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
-    warnings: list[str] = []
+    warnings = [] if warnings is None else warnings
     # The functions that read inputs add to `notes` and `warnings`.
     profile = _read_profile(arguments, notes, warnings)
     shardings = {spec: Sharding.of(profile, spec) for spec in specs}

@@ -494,9 +494,14 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
         )
     # One way to make units gives two predictions, for the two ways of FSDP's
     # reshard_after_forward.
-    resharded, kept_whole = predict_sharded(arguments, arguments.units)
+    warnings: list[str] = []
+    resharded, kept_whole = predict_sharded(
+        arguments, arguments.units, warnings=warnings
+    )
     result = kept_whole if arguments.no_reshard else resharded
-    if not arguments.json:
+    if arguments.json:
+        result["warnings"] = warnings
+    else:
         # The share of single iterations in the interval is not known, because the model has no
         # contention. The words that are printed in place of the share say so, and end in these.
         no_option = f"no option of --strategy {arguments.strategy} adds it"
@@ -600,17 +605,12 @@ def plan(arguments: argparse.Namespace) -> None:
     iteration_s = forecast.prediction.iteration_s
     chosen = iteration.plan
     facts: dict[str, Any] = {}
-    # The planner "exact" also gives the time that no plan can undercut. Others give None.
-    if chosen.least_s is not None:
-        # Reasons why the proof may not hold for these inputs.
-        doubts = _doubts_of_proof(arguments, iteration.link)
-        # `forecast_of` has printed its own warnings already.
-        print_warnings(doubts)
-        warnings += doubts
-        # With several messages in flight, start-ups overlap, and an iteration may take
-        # less than the bound.
-        if arguments.in_flight == 1:
-            facts["lower_bound_s"] = chosen.least_s
+    # The planner "exact" also gives the time that no plan can undercut. Others give None. With
+    # several messages in flight, start-ups overlap, and a burst lets bytes pass at once. In both
+    # cases an iteration may take less than this time.
+    is_bound = arguments.in_flight == 1 and not iteration.link.burst_s
+    if chosen.least_s is not None and is_bound:
+        facts["lower_bound_s"] = chosen.least_s
     facts |= assumption(communication.is_assumed_ring)
     if arguments.json:
         description = chosen.to_dict(iteration_s)
@@ -638,29 +638,6 @@ def _print_messages(iteration: Any) -> None:
         last = tensors[gradients[-1]]
         size = units.format_bytes(sizes[message])
         print(f"  {message:>3}  {size:>10}  {first} .. {last}")
-
-
-def _doubts_of_proof(arguments: argparse.Namespace, link: Any) -> list[str]:
-    """Return why the plan of the planner exact may not be the best for these inputs.
-
-    ``link`` is the link over which messages are sent.
-    """
-    doubts = []
-    if arguments.slowdown or arguments.copies:
-        doubts.append(
-            "the plan exact is proven best without contention only: try --planner search"
-        )
-    if arguments.in_flight > 1:
-        doubts.append(
-            "the plan exact is proven best only for messages that are sent one after "
-            f"the other, and not for {arguments.in_flight} in flight: try --planner search"
-        )
-    if link.burst_s:
-        doubts.append(
-            "the plan exact is proven best only for links that save up no burst while they "
-            "are idle: try --planner search"
-        )
-    return doubts
 
 
 # ---------------------------------------------------------------- ddlkit export
@@ -921,7 +898,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     # --scale and --straggler change tasks of the graph. --layer changes the profile, from
     # which the graph after the change is made.
     changes = _changes_of_tasks(arguments)
-    layer_factors = dict(_change(text, "--layer") for text in arguments.layer)
+    layer_factors = _factors_of_layers(arguments.layer)
     _refuse_unknown_framework(arguments.framework)
     _refuse_gpu_count(arguments.gpus)
     # The error names the command that records such tables, which only a clone of the project has.
@@ -960,7 +937,9 @@ def what_if(arguments: argparse.Namespace) -> None:
             "nothing is changed, so that the values after the change are those before it: "
             "give --scale, --straggler, --layer or --gpus"
         )
-    notes += _notes_of_idle_changes(graph, changes)
+    notes += _notes_of_first_layer(arguments, profile, changes)
+    notes += _notes_of_inputs(arguments, profile.batch)
+    notes += _notes_of_idle_changes(arguments, graph, changes)
     # Remarks are printed when nothing can be refused any more. An error would be hidden
     # among them.
     print_remarks(notes, warnings)
@@ -1028,8 +1007,63 @@ def _unchanged_graph(
     return _graph(arguments, simple_iteration, profile, changed_ranks=set())
 
 
+def _factors_of_layers(texts: Sequence[str]) -> dict[str, float]:
+    """Return the factor on the size of each layer that --layer names.
+
+    ``texts`` are the values of the option. The factors of a repeated layer are multiplied, as
+    those of repeated tasks of --scale are.
+    """
+    factors: dict[str, float] = {}
+    for text in texts:
+        name, factor = _change(text, "--layer")
+        factors[name] = factors.get(name, 1.0) * factor
+    return factors
+
+
+def _notes_of_first_layer(
+    arguments: argparse.Namespace, profile: Any, changes: Sequence[tuple[str, float]]
+) -> list[str]:
+    """Return a note if single layers change, but their forward times are not known.
+
+    --forward-s gives the time of the whole forward pass, which ``profile`` then has as that of
+    its first layer. ``changes`` are names of tasks, each with the factor on its times.
+    """
+    changes_layers = any(what.startswith("layer") for what, _ in changes)
+    if arguments.forward_s is None or not (arguments.layer or changes_layers):
+        return []
+    return [
+        "--forward-s gives no forward time of a single layer, so that the whole forward pass "
+        f"counts as that of the first layer, {profile.layer[0]}: a change of this layer changes "
+        "all of it, and a change of another layer changes none of it"
+    ]
+
+
+def _notes_of_inputs(arguments: argparse.Namespace, batch: int) -> list[str]:
+    """Return notes if times of the input, or the sharing of a disk, have no effect."""
+    from ddlkit.core.strategies import STRATEGIES, strategy
+    from ddlkit.store.readers import read_inputs
+
+    if not arguments.inputs:
+        if arguments.gpus_per_machine == 1:
+            return []
+        return [
+            f"--gpus-per-machine {arguments.gpus_per_machine} has no effect without --inputs, "
+            "because the GPUs of a machine share only its disk and its processor, which then "
+            "do nothing"
+        ]
+    has_decoding = "decode_s" in read_inputs(arguments.inputs, batch)
+    if not has_decoding or strategy(arguments.framework).decodes_on_cpu:
+        return []
+    decoding = [name for name, known in STRATEGIES.items() if known.decodes_on_cpu]
+    return [
+        f"the times of decoding in {arguments.inputs} have no effect, because --framework "
+        f"{arguments.framework} reads pictures that are decoded already, unlike "
+        f"{' and '.join(decoding)}"
+    ]
+
+
 def _notes_of_idle_changes(
-    graph: Any, changes: Sequence[tuple[str, float]]
+    arguments: argparse.Namespace, graph: Any, changes: Sequence[tuple[str, float]]
 ) -> list[str]:
     """Return a note for each change of tasks that take no time in ``graph``.
 
@@ -1047,11 +1081,49 @@ def _notes_of_idle_changes(
         # A mask of the tasks that `what` stands for.
         is_changed = tasks_named(graph, what)
         if not graph.duration_s[is_changed].any():
+            reasons = _why_idle(arguments, graph, is_changed)
             notes.append(
-                f"--scale {what}={factor:g} has no effect on tasks that take no time before "
-                "the change (reads and copies of the input have times with --inputs only)"
+                f"--scale {what}={factor:g} has no effect, because its tasks take no time "
+                f"before the change: {reasons}"
             )
     return notes
+
+
+_TASKS_OF_INPUT = {
+    "io": "reading",
+    "decode": "decoding",
+    "h2d": "copying to the GPU",
+}
+"""What each kind of task does with the input, in words."""
+
+
+def _why_idle(
+    arguments: argparse.Namespace, graph: Any, tasks: NDArray[np.bool_]
+) -> str:
+    """Return why some tasks of a graph take no time, in words.
+
+    ``tasks`` is a mask of the tasks of ``graph``.
+    """
+    from ddlkit.core.timeline import KINDS
+
+    reasons = []
+    # Each kind of task occurs once in the set.
+    for code in sorted(set(graph.kind[tasks].tolist())):
+        kind = KINDS[code]
+        if kind in _TASKS_OF_INPUT and not arguments.inputs:
+            reason = f"{_TASKS_OF_INPUT[kind]} has times with --inputs only"
+        elif kind in _TASKS_OF_INPUT:
+            reason = f"{arguments.inputs} has no times of {_TASKS_OF_INPUT[kind]}"
+        elif kind == "update":
+            reason = (
+                f"{arguments.profile} has no time of the update, in a column update_s"
+            )
+        elif kind in ("forward", "backward"):
+            reason = f"{arguments.profile} has no time of {kind} for them"
+        else:
+            reason = "the cost of messages gives them no time"
+        reasons.append(reason)
+    return ", and ".join(reasons)
 
 
 def _resources_in_words(compared: dict[str, Any]) -> dict[str, Any]:
@@ -1191,7 +1263,7 @@ def _cost_between_gpus_after(
 ) -> Any:
     """Return the cost of messages after the change to --gpus ranks, as --assume-ring allows it.
 
-    No times were measured between so many ranks, so the cost of ``communication`` is taken
+    The cost of ``communication`` holds between another number of ranks, and is taken
     there as that of a ring, with a warning in ``warnings``. Raises UserError without
     --assume-ring.
     """
@@ -1209,8 +1281,8 @@ def _cost_between_gpus_after(
         )
     files = " and ".join(map(str, arguments.collectives))
     raise UserError(
-        f"--gpus {gpus}: the times of {files} are between {measured}: add --assume-ring, "
-        f"which takes them to {gpus} as the cost of a ring"
+        f"--gpus {gpus}: the times that are taken from {files} are between {measured}: add "
+        f"--assume-ring, which takes them to {gpus} as the cost of a ring"
     )
 
 

@@ -438,6 +438,10 @@ class MessageCost(Form):
         """Return the same cost with ``algorithm``, such as "ring", as its algorithm."""
         return replace(self, algorithm=algorithm)
 
+    def with_workers(self, workers: int | None) -> MessageCost:
+        """Return the same cost, stated to hold between ``workers`` workers."""
+        return replace(self, workers=workers)
+
     def at_workers(self, workers: int) -> MessageCost:
         """Return the cost of a ring between ``workers`` workers, computed from this cost.
 
@@ -928,6 +932,10 @@ class _DrawnCost(MessageCost, described=False):
         """Return the draw, and the cost in it, with ``algorithm`` as the algorithm."""
         fitted = self.cost.by_algorithm(algorithm)
         return replace(self, cost=fitted, algorithm=algorithm)
+
+    def with_workers(self, workers: int | None) -> MessageCost:
+        """Return the draw, and the cost in it, stated to hold between ``workers`` workers."""
+        return replace(self, cost=self.cost.with_workers(workers), workers=workers)
 
     def at_workers(self, workers: int) -> MessageCost:
         """Return the draw between ``workers`` workers, which has the same ratio."""

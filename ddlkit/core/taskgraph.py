@@ -1086,9 +1086,11 @@ def _of_kind_or_class(graph: TaskGraph, name: str) -> Bools:
 def _no_such_task(graph: TaskGraph, what: str) -> UserError:
     """Return the error for a name of no task, which lists the names of a graph."""
     kinds = sorted({KINDS[code] for code in np.unique(graph.kind)})
-    # The class of the resource "gpu 3" is "gpu". The keys of the dictionary are the classes
-    # without repetition, in their order.
-    classes = dict.fromkeys(_class_of(name) for name in graph.resources)
+    # Only resources that have a task are listed, because a user can change no other. The class
+    # of the resource "gpu 3" is "gpu". The keys of the dictionary are the classes without
+    # repetition, in their order.
+    used = [graph.resources[code] for code in np.unique(graph.resource)]
+    classes = dict.fromkeys(_class_of(name) for name in used)
     last_rank = int(graph.rank.max(initial=0))
     ranks = f"rank:0 to rank:{last_rank}" if last_rank > 0 else "rank:0"
     last_layer = int(graph.layer.max(initial=NO_LAYER))
