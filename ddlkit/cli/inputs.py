@@ -78,7 +78,7 @@ TABLE = arg(
 )
 
 _PLANS = """none (a message for each gradient), single (one message), ddp
-(PyTorch's buckets), buffer:25MB (a message once so many bytes are there), mg_wfbp
+(PyTorch's buckets), buffer:25MB (a message ends before it would exceed so many bytes), mg_wfbp
 (the rule of MG-WFBP, which merges a gradient if that saves time), cuts:3,40 (messages
 end after the 3rd and the 40th gradient that is ready), exact (the plan that is proven
 best if compute and messages do not slow each other down), search"""
@@ -250,7 +250,8 @@ INPUTS = (
             type=Path,
             nargs="+",
             metavar="TABLE",
-            help="The measured times of selecting gradients, or their cost (JSON). "
+            help="The measured times of selecting gradients, or their cost (JSON, which the page "
+            "docs/commands.md describes). "
             "python -m workbook record cpu or gpu, in a clone of the project, measures "
             "such tables. The clone has some already, which this quoted pattern names: "
             "'data/recorded/cpu-2x-amd-epyc-suite/selection-*'.",
@@ -431,7 +432,7 @@ def forecast_of(
     notes = [] if notes is None else notes
     warnings: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
-    _refuse_density_or_selection_alone(arguments)
+    _refuse_wrong_options_of_selection(arguments)
     _refuse_wrong_copies(arguments)
     # This refuses a recorded table of a kind that its option does not take.
     refuse_other_kinds(arguments)
@@ -512,8 +513,9 @@ def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[s
     # Selected gradients are gathered, so their cost is one of all_gather.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(
-            f"the cost is of {cost.collective}, but gradients are sent by all_reduce: "
-            "fit a cost of all_reduce"
+            f"the cost is of {cost.collective}, but DistributedDataParallel sends gradients by "
+            "all_reduce: fit a cost of all_reduce, unless your training sends them by "
+            f"{cost.collective}"
         )
     # The size of the collective that sends each message, as the fitted sizes are. If gradients
     # are selected, it is the output of an all-gather, and not the bytes of all gradients.
@@ -713,10 +715,21 @@ def _takes(arguments: argparse.Namespace, name: str) -> bool:
     return hasattr(arguments, name) and not is_left_out
 
 
-def _refuse_density_or_selection_alone(arguments: argparse.Namespace) -> None:
-    """Raise UserError if only one of --density and --selection is given."""
+def _refuse_wrong_options_of_selection(arguments: argparse.Namespace) -> None:
+    """Raise UserError if an option does not go with --density, or lacks it.
+
+    --density and --selection need each other, and selected gradients are sent by all_gather.
+    """
+    from ddlkit.core.collective import of_gradients
+
     if (arguments.density is None) != (arguments.selection is None):
         raise UserError("give --density and --selection together, or neither")
+    needed = of_gradients(sparse=True)
+    if arguments.density is not None and arguments.collective not in (None, needed):
+        raise UserError(
+            f"--collective {arguments.collective}: with --density, gradients are sent by "
+            f"{needed}: leave --collective out"
+        )
 
 
 def _refuse_second_forward_time(file: Path) -> None:
@@ -746,6 +759,10 @@ def _read_profile(
     from ddlkit import store
 
     if arguments.forward_s is not None:
+        if not 0 < arguments.forward_s < math.inf:
+            raise UserError(
+                f"--forward-s {arguments.forward_s:g}: give a finite time above zero"
+            )
         _refuse_second_forward_time(arguments.profile)
     # `read_profile` adds what it assumes for each missing column.
     assumed: list[str] = []
@@ -816,7 +833,10 @@ def _warnings_of_slow_host(path: Path, profile: Any) -> list[str]:
 
 
 def read_communication(
-    arguments: argparse.Namespace, warnings: list[str]
+    arguments: argparse.Namespace,
+    warnings: list[str],
+    *,
+    sends_gradients: bool = True,
 ) -> tuple[Any, Any]:
     """Return what messages cost, from --cost or calibrated from --collectives.
 
@@ -826,6 +846,9 @@ def read_communication(
         The values of `INPUTS`.
     warnings : list of str
         Reasons why the cost may be wrong are added to this list.
+    sends_gradients : bool, optional
+        Whether the messages send gradients. A cost of another collective than theirs is then
+        refused.
 
     Returns
     -------
@@ -853,7 +876,7 @@ def read_communication(
             f"--assume-ring needs {option}, the number of ranks to predict for"
         )
     if arguments.cost:
-        return _cost_from_file(arguments, warnings)
+        return _cost_from_file(arguments, warnings, sends_gradients=sends_gradients)
     return _calibrated(arguments, warnings)
 
 
@@ -1093,11 +1116,12 @@ def _misses_of_line(cost: Any, rows: Any) -> list[str]:
 
 
 def _cost_from_file(
-    arguments: argparse.Namespace, warnings: list[str]
+    arguments: argparse.Namespace, warnings: list[str], *, sends_gradients: bool
 ) -> tuple[Any, Any]:
     """Return `Communication` with the cost of a JSON file, and the `Measured` of its fit.
 
     Warnings of the fit, and what --assume-ring assumes, are added to ``warnings``.
+    ``sends_gradients`` is as in `read_communication`.
     """
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
@@ -1114,7 +1138,7 @@ def _cost_from_file(
         warnings += warnings_of_fit(description)
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-    _refuse_other_collective(arguments, cost)
+    _refuse_other_collective(arguments, cost, sends_gradients=sends_gradients)
     link = Link(in_flight=arguments.in_flight)
     communication = Communication(cost, draws=draws, link=link)
     return _between_given_ranks(arguments, communication, warnings), measured
@@ -1152,9 +1176,22 @@ def _between_given_ranks(
     return communication
 
 
-def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
-    """Raise UserError if the cost in --cost is not that of the collective that is sent."""
+def _refuse_other_collective(
+    arguments: argparse.Namespace, cost: Any, *, sends_gradients: bool
+) -> None:
+    """Raise UserError if the cost in --cost is not that of the collective that is needed.
+
+    If ``sends_gradients``, this is the collective that sends the gradients. Otherwise any
+    collective will do that --collective does not exclude.
+    """
     needed = arguments.collective
+    if not sends_gradients:
+        if needed not in (None, cost.collective):
+            raise UserError(
+                f"{arguments.cost} holds a cost of {cost.collective}, and not of {needed}: fit "
+                f"a cost of {needed}, or leave --collective out"
+            )
+        return
     if needed is None:
         # With --density, `Communication.sparse` checks later that this is an all_gather.
         if arguments.density is not None:
@@ -1164,7 +1201,7 @@ def _refuse_other_collective(arguments: argparse.Namespace, cost: Any) -> None:
         raise UserError(
             f"{arguments.cost} holds a cost of {cost.collective}, but the gradients are "
             f"sent by {needed}: fit a cost of {needed}, or give --collective "
-            f"{cost.collective}"
+            f"{cost.collective} if your training sends them by {cost.collective}"
         )
 
 
@@ -1393,8 +1430,8 @@ def _refuse_unless_gathering(arguments: argparse.Namespace, cost: Any) -> None:
     origin = arguments.cost or "--collectives"
     if cost.collective != needed:
         raise UserError(
-            f"{origin}: is the cost of an {cost.collective}, but --density sends gradients by "
-            f"{needed}: give the cost of an {needed}, which ddlkit fit --collective {needed} fits"
+            f"{origin}: holds a cost of {cost.collective}, but --density sends gradients by "
+            f"{needed}: give a cost of {needed}, which ddlkit fit --collective {needed} fits"
         )
     if cost.workers is None:
         raise UserError(

@@ -407,19 +407,20 @@ def _print_errors_of_forms(errors: DataFrame) -> None:
 # ---------------------------------------------------------------- ddlkit predict, ddlkit plan
 
 
+_PLAN_FILE = "Or a file *.json that ddlkit plan --json wrote."
+"""What may be given in place of the name of a plan."""
+
+
 def _which_plan(names: str) -> str:
     """Return the help of --plan of a command, which takes plans of these names."""
-    return (
-        f"Which gradients share a message: {names} Or a file *.json that ddlkit plan "
-        "--json wrote. [default: ddp]"
-    )
+    return f"Which gradients share a message: {names} {_PLAN_FILE} [default: ddp]"
 
 
 PLAN = arg("--plan", default="ddp", help=_which_plan(PLAN_NAMES))
 PLANNER = arg(
     "--planner",
     default="exact",
-    help=f"How the plan is chosen: {PLAN_NAMES} [default: exact]",
+    help=f"How the plan is chosen: {PLAN_NAMES} {_PLAN_FILE} [default: exact]",
 )
 
 
@@ -646,7 +647,11 @@ def _print_messages(iteration: Any) -> None:
 # DDP selects no gradients, and the other two formats hold the cost of a message alone.
 _NOT_EXPORTED = ("density", "selection")
 _INPUTS_OF_EXPORT = tuple(
-    with_help(argument, "The collective whose cost is used. [default: all_reduce]")
+    with_help(
+        argument,
+        "The collective whose cost is used. [default: all_reduce; with --to inductor or "
+        "profile, that of the cost in --cost]",
+    )
     if argument.names[0] == "--collective"
     else argument
     for argument in OPTIONAL_INPUTS
@@ -689,7 +694,7 @@ _OPTIONS_BESIDE_MESSAGES = tuple(
         "plan",
         with_help(
             PLANNER,
-            f"With --to ddp: how the plan is chosen: {PLAN_NAMES} [default: exact]",
+            f"With --to ddp: how the plan is chosen: {PLAN_NAMES} {_PLAN_FILE} [default: exact]",
         ),
     ),
     *group(
@@ -731,7 +736,7 @@ def export(arguments: argparse.Namespace) -> None:
     writers_of_costs = {"inductor": writers.inductor, "profile": writers.profile}
     write = writers_of_costs[arguments.to]
     warnings: list[str] = []
-    communication, _ = read_communication(arguments, warnings)
+    communication, _ = read_communication(arguments, warnings, sends_gradients=False)
     print(write(communication.cost, version))
     print_warnings(warnings)
 
@@ -828,7 +833,8 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
             "WHAT is a kind of task: io (reading the input), h2d (copying it to the GPU), "
             "forward, backward, update or all_reduce (the collective that is sent). Or it "
-            "is a resource: disk, cpu, copy, gpu (or compute) or link. Or it is rank:NUMBER (the "
+            "is a resource: disk, cpu (which has tasks only with --inputs, under a framework that "
+            "decodes pictures), copy, gpu (or compute) or link. Or it is rank:NUMBER (the "
             "forward and the backward pass of a rank, counted from 0), or layer:NUMBER (what "
             "the layer computes, and the "
             "message that its gradient completes; layers are the rows of the profile, "
@@ -849,7 +855,7 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             default=[],
             metavar="NAME=FACTOR",
             help="Multiply the size of one layer by a factor, as in fc=0.5: both its "
-            "compute time and the bytes of its gradients.",
+            "compute time and the bytes of its gradients. Factors of the same layer are multiplied.",
         ),
         arg(
             "--gpus",
@@ -867,7 +873,8 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             default="Caffe-MPI",
             help="The framework whose order of tasks is simulated: Caffe-MPI, CNTK, "
             "MXNet or TensorFlow. All but CNTK send gradients during backward, as "
-            "DistributedDataParallel does. [default: Caffe-MPI]",
+            "DistributedDataParallel does. CNTK and TensorFlow decode pictures, and the others "
+            "read pictures that are decoded already. [default: Caffe-MPI]",
         ),
         arg(
             "--gpus-per-machine",
@@ -881,7 +888,8 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             type=Path,
             metavar="TABLE",
             help="The measured times of reading and decoding the input, a table that "
-            "python -m workbook record input writes in a clone of the project. "
+            "python -m workbook record input writes in a clone of the project. The times of "
+            "decoding count under a framework that decodes pictures only. "
             "[default: no input is read]",
         ),
     ),

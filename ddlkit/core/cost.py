@@ -183,7 +183,11 @@ def unknown_form(name: Any, forms: Collection[str]) -> UserError:
     return UserError(f"unknown cost form {shown(name)}: use one of {', '.join(forms)}")
 
 
-def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
+def from_dict(
+    description: Any,
+    forms: Mapping[str, type[F]],
+    advice: str = "write it by ddlkit fit --json",
+) -> F:
     """Return the cost that `Form.to_dict` described.
 
     Parameters
@@ -192,6 +196,8 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
         The description. Its entry "fit" is ignored.
     forms : mapping of str to type
         The class of each form.
+    advice : str, optional
+        What the user should do if the description is no cost or not complete. Errors end in it.
 
     Returns
     -------
@@ -205,16 +211,14 @@ def from_dict(description: Any, forms: Mapping[str, type[F]]) -> F:
     """
     # A file may have any value in the place of a cost.
     if not isinstance(description, dict) or "form" not in description:
-        raise UserError(
-            "is not a cost, since it names no form: write it by ddlkit fit --json"
-        )
+        raise UserError(f"is not a cost, since it names no form: {advice}")
     form = description["form"]
     # A file may have any value here, also one that cannot be looked up in a mapping.
     if not isinstance(form, str) or form not in forms:
         raise unknown_form(form, forms)
     kind = forms[form]
     values = _values_by_field(kind, description)
-    _refuse_wrong_fields(kind, names=set(values))
+    _refuse_wrong_fields(kind, names=set(values), advice=advice)
     try:
         return kind(**values)
     except (TypeError, ValueError, OverflowError) as error:
@@ -246,11 +250,11 @@ def _values_by_field(
     return values
 
 
-def _refuse_wrong_fields(kind: type[Form], names: set[str]) -> None:
+def _refuse_wrong_fields(kind: type[Form], names: set[str], advice: str) -> None:
     """Raise UserError unless fields of these names suffice to make a cost of a form.
 
     Parameters must be there. All other fields, such as the number of workers, may be left
-    out.
+    out. The error ends in ``advice``.
     """
     missing = set(parameters(kind)) - names
     unknown = names - set(described_fields(kind))
@@ -261,8 +265,7 @@ def _refuse_wrong_fields(kind: type[Form], names: set[str]) -> None:
         problems.append(f"has the unknown parameters {', '.join(sorted(unknown))}")
     if problems:
         raise UserError(
-            f"a cost of the form {kind.form} {' and '.join(problems)}: write it anew by "
-            "ddlkit fit --json"
+            f"a cost of the form {kind.form} {' and '.join(problems)}: {advice}"
         )
 
 

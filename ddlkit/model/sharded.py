@@ -588,7 +588,10 @@ def _least_bytes(spec: str) -> int:
             f"--units {shown(spec)}: units of {size} bytes: write {SIZE}{size}MB, or "
             f"{SIZE}{size}B if bytes are meant"
         )
-    return parse_bytes(size)
+    try:
+        return parse_bytes(size)
+    except UserError as error:
+        raise UserError(f"--units {shown(spec)}: {error}") from error
 
 
 def _units_by_size(profile: LayerProfile, least_bytes: int) -> list[tuple[str, ...]]:

@@ -47,6 +47,12 @@ PROFILE_KEYS = ("network", "device", "batch", "precision", "ranks", "threads")
 SELECTOR = "topk_unsorted"
 """The operation of a table ``selection`` that a replay uses when it really selects."""
 
+ADVICE_ON_SELECTION_COST = (
+    "give tables of measured times of selection, or a selection cost as docs/commands.md "
+    "describes it"
+)
+"""What to do if a file is no selection cost."""
+
 _ASSUMED_CELLS = {
     "device": "unknown",
     "batch": "1",
@@ -635,7 +641,7 @@ def read_selection_times(path: Path, density: float | None = None) -> SelectionT
     rows = _selector_rows([path])
     # If the density is None, this refuses a table with several densities.
     rows, _ = choose(rows, ("density",), {"density": density}, path)
-    return _median_times(rows)
+    return _median_times(rows, [path])
 
 
 def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
@@ -664,18 +670,24 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     # One file of JSON is a cost that was described. Anything else is measured times.
     if [path.suffix for path in paths] == [".json"]:
         # The second argument ends the error for a file that is not JSON.
-        described = read_json(paths[0], "a selection cost, or give tables")
-        return from_dict(described, SELECTION_FORMS)
+        described = read_json(paths[0], ADVICE_ON_SELECTION_COST)
+        try:
+            return from_dict(described, SELECTION_FORMS, ADVICE_ON_SELECTION_COST)
+        except UserError as error:
+            raise UserError(f"{paths[0]}: {error}") from error
     # Tables may have several operations that select. Only the rows of `SELECTOR` count.
-    rows = _selector_rows(expand_tables([*paths]))
+    tables = expand_tables([*paths])
+    rows = _selector_rows(tables)
     # At least one density, because `_selector_rows` refuses tables without such rows.
     measured_densities = sorted(set(rows["density"]))
     if not measured_densities[0] <= density <= measured_densities[-1]:
         listed = ", ".join(f"{value:g}" for value in measured_densities)
         raise UserError(
-            f"{paths[0]}: {SELECTOR} was measured at {listed}, not at {density:g}"
+            f"{paths[0]}: {SELECTOR} was measured at the densities {listed}, not at "
+            f"{density:g}: give a density from {measured_densities[0]:g} to "
+            f"{measured_densities[-1]:g}, or add a table with times at {density:g}"
         )
-    return _median_times(rows)
+    return _median_times(rows, tables)
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
@@ -695,15 +707,25 @@ def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     return rows
 
 
-def _median_times(rows: DataFrame) -> SelectionTimes:
+LEAST_SIZES_OF_SELECTION = 2
+"""Between so many sizes or more, times of selection are interpolated."""
+
+
+def _median_times(rows: DataFrame, paths: Sequence[Path]) -> SelectionTimes:
     """Return the median times of the sizes that were measured at every density.
 
-    ``rows`` are rows of tables ``selection``. A size is a number of elements.
+    ``rows`` are those of the tables ``selection`` in ``paths``. A size is a number of elements.
+    Raises UserError if there are too few sizes.
     """
     medians = rows.groupby(["density", "elements"])["seconds"].median()
     # A row for each density and a column for each size. A size that was not measured at
     # some density is dropped.
     by_density_and_size = medians.unstack().dropna(axis=1)
+    if by_density_and_size.shape[1] < LEAST_SIZES_OF_SELECTION:
+        raise UserError(
+            f"{paths[0]}: fewer than {LEAST_SIZES_OF_SELECTION} sizes of {SELECTOR} were measured "
+            "at every density: add tables of other sizes"
+        )
     return SelectionTimes(
         elements=by_density_and_size.columns.to_numpy(float),
         density=by_density_and_size.index.to_numpy(float),
