@@ -497,6 +497,24 @@ def test_ranks_may_state_the_number_of_a_cost_before_a_ring_is_assumed(
     assert unstated == run(capsys, f"{words} stated.json")
 
 
+def test_what_if_takes_measured_times_where_the_ranks_after_the_change_have_them(
+    capsys: Capture,
+) -> None:
+    """No ring is assumed, and both iterations are those that predict has for their ranks."""
+    sizes = [1024 * 4**k for k in range(8)]
+    write_times("four.csv", sizes, ranks=4)
+    of_four = pd.read_csv("four.csv")
+    of_eight = of_four.assign(ranks=8, seconds=3 * of_four["seconds"])
+    pd.concat([of_four, of_eight]).to_csv("both.csv", index=False)
+    given = "--profile profile.csv --collectives both.csv --plan single"
+    answer = run(capsys, f"what-if {given} --ranks 4 --gpus 8")
+    for ranks, key in ((4, "iteration_s"), (8, "iteration_s_after")):
+        predicted = run(capsys, f"predict {given} --ranks {ranks}")
+        assert answer[key] == pytest.approx(predicted["iteration_s"])
+    assert "assumed" not in answer and answer["ranks_after"] == 8
+    assert run(capsys, f"what-if {given} --ranks 4 --gpus 8 --assume-ring") == answer
+
+
 def ring_of_eight_s(n_bytes: float) -> float:
     """A ring of 8 ranks like one of 4, whose messages take 1 ms and 8 ns a byte.
 

@@ -1237,6 +1237,10 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     form = "alpha_beta" if arguments.assume_ring else "table"
     if is_for_ring_here and ranks_are_measured:
         form = "table"
+    # What-if takes the times after the change from the rows, too, if they have that number of
+    # ranks. Both costs are then of the same form.
+    if _is_what_if(arguments) and arguments.gpus in _ranks_beside(all_rows, chosen):
+        form = "table"
     calibrated = _fitted_to_rows(arguments, paths, rows, chosen, form)
     # Warnings of times that do not depend on the size as usual.
     warnings += strange_rows(rows)
@@ -1247,6 +1251,60 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
     return calibrated, Measured.of(rows["bytes"], *backends)
+
+
+def _ranks_beside(all_rows: DataFrame, chosen: Mapping[str, Any]) -> set[int]:
+    """Return between which numbers of ranks messages of a collective and a link were measured.
+
+    ``chosen`` has the collective and the link by the names "collective" and "link".
+    """
+    is_alike = (all_rows["collective"] == chosen["collective"]) & (
+        all_rows["link"] == chosen["link"]
+    )
+    return {int(ranks) for ranks in all_rows["ranks"][is_alike]}
+
+
+def measured_between_gpus(
+    arguments: argparse.Namespace, warnings: list[str]
+) -> Communication | None:
+    """Return the communication between --gpus ranks, if --collectives has times of it.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        The values of the options of what-if.
+    warnings : list of str
+        Doubts about these times are added to this list, unless it has them already.
+
+    Returns
+    -------
+    Communication or None
+        The communication, as it is read for ``--ranks`` of this number. None if the times of
+        the same collective and link lack this number of ranks.
+    """
+    from ddlkit import store
+    from ddlkit.core.collective import of_gradients
+
+    if not arguments.collectives:
+        return None
+    paths = store.expand_tables(arguments.collectives)
+    # A file that does not say its number of ranks has that of --ranks in these rows, so that a
+    # number is found only where a file says it. These rows were read before, with their doubts.
+    all_rows = _rows_of_messages(arguments, paths, [])
+    collective = arguments.collective or of_gradients(sparse=False)
+    origin = f"--collectives {_listed_files(arguments.collectives)}"
+    _, chosen = _chosen_rows(arguments, all_rows, collective, origin)
+    if arguments.gpus not in _ranks_beside(all_rows, chosen):
+        return None
+    after = argparse.Namespace(**vars(arguments))
+    after.ranks = arguments.gpus
+    after.link = chosen["link"]
+    after.assume_ring = False
+    doubts: list[str] = []
+    communication, _ = _calibrated(after, doubts)
+    warnings += [doubt for doubt in doubts if doubt not in warnings]
+    measured: Communication = communication
+    return measured
 
 
 def _fitted_to_rows(

@@ -48,6 +48,7 @@ from ddlkit.cli.inputs import (
     assumption,
     forecast_of,
     is_sharded,
+    measured_between_gpus,
     predict_sharded,
     print_remarks,
     print_warnings,
@@ -861,8 +862,8 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             "--gpus",
             type=whole_number,
             metavar="N",
-            help="The number of GPUs after the change. Another number than before needs "
-            "--assume-ring. [default: as before]",
+            help="The number of GPUs after the change. It needs --assume-ring if the messages were "
+            "not measured between so many ranks. [default: as before]",
         ),
     ),
     *group(
@@ -930,14 +931,18 @@ def what_if(arguments: argparse.Namespace) -> None:
         arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
     )
     _refuse_partly_filled_machines(arguments.gpus_per_machine, gpus, gpus_after)
-    cost_after = cost
+    communication_after = communication
     if gpus_after != gpus:
-        cost_after = _cost_between_gpus_after(arguments, communication, warnings)
+        communication_after = _between_gpus_after(arguments, communication, warnings)
     # An unknown layer of --layer is refused here, before the graphs are made.
     profile_after = profile.resized(layer_factors)
     graph = _unchanged_graph(arguments, forecast.iteration, profile)
     graph_after = _changed_graph(
-        arguments, profile_after, forecast.iteration.plan, cost_after, changes
+        arguments,
+        profile_after,
+        forecast.iteration.plan,
+        communication_after.cost,
+        changes,
     )
     compared = effect_of_change(schedule(graph), schedule(graph_after))
     if not (changes or layer_factors or gpus_after != gpus):
@@ -956,8 +961,7 @@ def what_if(arguments: argparse.Namespace) -> None:
         "simulated_tasks": _tasks_of_all_ranks(graph, gpus),
         "simulated_critical_path_s": graph.longest_path_s,
         **_resources_in_words(compared),
-        # The cost between other ranks is known only by --assume-ring.
-        **assumption(is_assumed_ring=gpus_after != gpus),
+        **assumption(communication_after.is_assumed_ring),
         "batch": profile.batch,
         **_throughputs(compared, profile.batch, gpus, gpus_after),
     }
@@ -1266,21 +1270,24 @@ def _refuse_partly_filled_machines(per_machine: int, *gpu_counts: int) -> None:
             )
 
 
-def _cost_between_gpus_after(
+def _between_gpus_after(
     arguments: argparse.Namespace, communication: Any, warnings: list[str]
 ) -> Any:
-    """Return the cost of messages after the change to --gpus ranks, as --assume-ring allows it.
+    """Return the communication after the change to --gpus ranks.
 
-    The cost of ``communication`` holds between another number of ranks, and is taken
-    there as that of a ring, with a warning in ``warnings``. Raises UserError without
-    --assume-ring.
+    ``communication`` is that before the change. Measured times between --gpus ranks are taken, if
+    the files of --collectives have them. Otherwise the cost before the change is taken there as
+    that of a ring, with a warning in ``warnings``, which raises UserError without --assume-ring.
     """
+    measured_after = measured_between_gpus(arguments, warnings)
+    if measured_after is not None:
+        return measured_after
     cost = communication.cost
     gpus = arguments.gpus
     if arguments.assume_ring:
         # Errors name where the cost is from.
         origin = str(arguments.cost or "--collectives")
-        return as_ring(communication, gpus, origin, warnings).cost
+        return as_ring(communication, gpus, origin, warnings)
     measured = f"{cost.workers or 'an unknown number of'} ranks"
     if arguments.cost:
         raise UserError(
