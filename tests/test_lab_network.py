@@ -85,7 +85,9 @@ def owner() -> Iterator[Owner]:
     process.communicate()
 
 
-@pytest.mark.parametrize(("shape", "told"), [((2, 1.0), "1gbit"), ((0, 1e9), "ranks")])
+@pytest.mark.parametrize(
+    ("shape", "told"), [((2, 1.0), "100gbit"), ((0, 1e9), "ranks")]
+)
 def test_labs_that_cannot_be_are_refused(shape: tuple[int, float], told: str) -> None:
     with pytest.raises(UserError, match=told):
         LabShape(*shape)
@@ -244,6 +246,21 @@ class TestOwner:
             process.stdin.write("\n")
             process.stdin.flush()
         assert process.wait(timeout=PATIENCE_S) == 0, process.communicate()[1]
+
+    @pytest.mark.fault(
+        fault="a namespace of a lab without an owner is deleted",
+        injected="`ip netns del` of one of its namespaces",
+        holds="it is shown as dead; `ddlkit lab clean` removes it",
+    )
+    @pytest.mark.parametrize("namespace", range(3))
+    def test_a_lab_that_lost_a_namespace_is_dead_and_removed(
+        self, namespace: int
+    ) -> None:
+        lab = Lab(LabShape(2, 1e9), "torn", persistent=True).up()
+        assert {row["label"]: row["alive"] for row in status()}["torn"] is True
+        lines("ip", "netns", "del", lab.namespaces[namespace])
+        assert {row["label"]: row["alive"] for row in status()}["torn"] is False
+        assert "torn" in clean() and traces("torn") == []
 
     @pytest.mark.fault(
         fault="a lab of the command line is killed while it is made",

@@ -18,6 +18,10 @@ ENGINES = ("tbf", "emulated")
 """What limits rates: the kernel's token buckets, or a process of this library."""
 MAX_RANKS = 64
 """The most ranks of a lab."""
+LEAST_RATE_BITS_PER_S = 1e6
+"""The lowest rate of a lab's links, in bit/s."""
+MOST_RATE_BITS_PER_S = 1e11
+"""The highest rate of a lab's links, in bit/s."""
 MOST_DELAY_S = 10.0
 """The longest delay of an emulated link."""
 MOST_LOSS = 0.5
@@ -140,6 +144,37 @@ def parse(texts: Mapping[str, str]) -> Conditions:
     return Conditions(delay_s, loss)
 
 
+def refuse_impossible_rate(rate_bits_per_s: float) -> None:
+    """Refuse a rate that the links of no lab have.
+
+    Parameters
+    ----------
+    rate_bits_per_s : float
+        The rate in bit/s.
+
+    Raises
+    ------
+    UserError
+        If the rate is not between `LEAST_RATE_BITS_PER_S` and `MOST_RATE_BITS_PER_S`.
+    """
+    # NaN is in no range, so that it is refused, too.
+    if not LEAST_RATE_BITS_PER_S <= rate_bits_per_s <= MOST_RATE_BITS_PER_S:
+        least = _named_rate(LEAST_RATE_BITS_PER_S)
+        most = _named_rate(MOST_RATE_BITS_PER_S)
+        # In megabits, a much lower rate could not be read.
+        rate = f"{rate_bits_per_s:g} bit/s"
+        if rate_bits_per_s > MOST_RATE_BITS_PER_S:
+            rate = _named_rate(rate_bits_per_s)
+        raise UserError(f"a rate of {rate} is not possible: use {least} to {most}")
+
+
+def _named_rate(rate_bits_per_s: float) -> str:
+    """Return a rate as names have it, with up to six digits, as in "1gbit" or "500mbit"."""
+    if rate_bits_per_s >= 1e9:
+        return f"{rate_bits_per_s / 1e9:.6g}gbit"
+    return f"{rate_bits_per_s / 1e6:.6g}mbit"
+
+
 @dataclass(frozen=True)
 class LabShape:
     """A lab that is not up yet.
@@ -175,11 +210,7 @@ class LabShape:
             raise UserError(
                 f"a lab of {self.workers} ranks is not possible: use 1 to {MAX_RANKS}"
             )
-        if not 1e6 <= self.rate_bits_per_s <= 1e11:
-            raise UserError(
-                f"lab rate {self.rate_bits_per_s:g} bit/s is not between 1mbit and "
-                "100gbit: write it with its unit, for example 1gbit"
-            )
+        refuse_impossible_rate(self.rate_bits_per_s)
 
     @classmethod
     def from_dict(cls, described: dict[str, Any]) -> LabShape:
@@ -219,10 +250,7 @@ class LabShape:
         the kernel limit the rate, and the name begins with "lab", as in "lab:1gbit".
         The rate has up to six significant digits.
         """
-        if self.rate_bits_per_s >= 1e9:
-            rate = f"{self.rate_bits_per_s / 1e9:.6g}gbit"
-        else:
-            rate = f"{self.rate_bits_per_s / 1e6:.6g}mbit"
+        rate = _named_rate(self.rate_bits_per_s)
         if self.conditions:
             return f"emulated:{rate}-{self.conditions.name}"
         return f"lab:{rate}"

@@ -108,7 +108,8 @@ class Lab(Place):
     ) -> None:
         if label and not re.fullmatch(r"[a-z][a-z0-9]{0,15}", label):
             raise UserError(
-                f"lab label {label!r} must be a few small letters and digits, as ddl0"
+                f"lab label {label!r}: use a small letter, followed by at most 15 small "
+                "letters and digits, as in ddl0"
             )
         self.shape = shape
         self.label = label
@@ -129,8 +130,7 @@ class Lab(Place):
     @property
     def namespaces(self) -> list[str]:
         """Return the namespaces of the ranks, and last the one that joins them."""
-        ranks = [f"{self.label}-rank{rank}" for rank in range(self.ranks)]
-        return [*ranks, f"{self.label}-switch"]
+        return _namespaces_of(self.label, self.ranks)
 
     def environment(self, rank: int, ranks: int, port: int = 0) -> dict[str, str]:
         """Return what a rank must find in its environment.
@@ -442,6 +442,12 @@ class Lab(Place):
             _ip([limit_rank], name, tool="tc")
 
 
+def _namespaces_of(label: str, ranks: int) -> list[str]:
+    """Return the names of the namespaces of a lab: of the ranks, and last of the switch."""
+    of_ranks = [f"{label}-rank{rank}" for rank in range(ranks)]
+    return [*of_ranks, f"{label}-switch"]
+
+
 def _first_line(output: IO[str]) -> str:
     """Return the first line that a process prints, within DEADLINE_S.
 
@@ -501,8 +507,8 @@ def status() -> list[dict[str, Any]]:
     -------
     list of dict
         "label", "ranks", "link" and "owner" of each lab, and whether it is "alive". A
-        lab is dead if a process that it needs has ended. A lab whose state file is
-        damaged has 0 ranks.
+        lab is dead if a process that it needs has ended, and a lab without an owner also
+        if one of its namespaces is gone. A lab whose state file is damaged has 0 ranks.
     """
     rows = []
     for label, state in _states().items():
@@ -523,8 +529,7 @@ def status() -> list[dict[str, Any]]:
                 # it from a later process with the same id.
                 pid, _start = state["needs"][0]
                 row["owner"] = f"process {pid}"
-        # A damaged state needs a process that never ran, so that the lab counts as dead.
-        row["alive"] = all(_runs(process) for process in state["needs"])
+        row["alive"] = _is_alive(label, state)
         rows.append(row)
     return rows
 
@@ -533,7 +538,8 @@ def clean() -> list[str]:
     """Remove every dead lab, and end the processes that still run in it.
 
     A lab is dead if the process that owns it has ended. A persistent lab has no owner, and
-    is dead if the process of its emulated link has ended. Ranks and other processes in a
+    is dead if the process of its emulated link has ended, or if one of its namespaces is
+    gone. Ranks and other processes in a
     dead lab may still run.
 
     Returns
@@ -778,19 +784,35 @@ def _runs(process: Process) -> bool:
     return start is not None and _started(pid) == start
 
 
+def _is_alive(label: str, state: Mapping[str, Any]) -> bool:
+    """Return whether a lab is whole, as far as its state and its namespaces tell.
+
+    ``state`` is what `_checked_state` returns.
+    """
+    # A damaged state needs a process that never ran, so that the lab counts as dead.
+    if not all(_runs(process) for process in state["needs"]):
+        return False
+    # The owner of a lab may just be making its namespaces, or removing them.
+    if state["owned"]:
+        return True
+    shape = LabShape.from_dict(state["shape"])
+    names = _namespaces_of(label, shape.workers)
+    return all((NAMESPACES / name).exists() for name in names)
+
+
 def _remove_dead() -> list[str]:
     """Remove dead labs, with the processes in them, and return the labels of these labs.
 
     A lab is removed if its owner has ended. A persistent lab has no owner, and is removed
-    if the process of its emulated link has ended. A lab whose owner still runs is left to
+    if the process of its emulated link has ended, or if one of its namespaces is gone. A lab
+    whose owner still runs is left to
     the owner, even if the process of its link has ended.
     """
     dead = []
     for label, state in _states().items():
-        # The owner comes first, if there is one, and else the process of the link. A
-        # persistent lab without an emulated link needs no process, and is never dead.
-        needed_processes = state["needs"]
-        if needed_processes and not _runs(needed_processes[0]):
+        # The owner comes first among the processes that a lab needs.
+        owner_runs = state["owned"] and _runs(state["needs"][0])
+        if not owner_runs and not _is_alive(label, state):
             dead.append(label)
     for label in dead:
         _remove(label)
