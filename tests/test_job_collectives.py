@@ -274,6 +274,11 @@ def test_two_agents_of_torchrun_measure_collectives_in_one_job(
     path, said = job
     assert [str(path) in each for each in said] == [True, False], "rank 0 alone saves"
     assert "gloo between 2 ranks on 1 node" in said[0] and "not NCCL" in said[0]
+    # Each message of the whole measurement is counted once.
+    progress = re.findall(r"(\d+) of (\d+) messages", said[0])
+    n_messages = len(COLLECTIVES) * len(few_sizes.SIZES)
+    counted = range(1, n_messages + 1)
+    assert progress == [(str(number), str(n_messages)) for number in counted]
     rows = store.load_table(path, "collectives")
     assert set(rows["collective"]) == set(COLLECTIVES)
     assert set(rows["bytes"]) == set(few_sizes.SIZES)
@@ -313,7 +318,7 @@ def test_ranks_of_gpus_post_many_small_messages_up_to_a_gigabyte(
         n_asked = len(asked)
         # A second call finds nothing to do, and one with a further size measures that.
         assert cluster.measure_collectives(of_nccl, tmp_path, minutes=0.01) == path
-        assert len(asked) == n_asked == len(COLLECTIVES)
+        assert len(asked) == n_asked == 1, "collectives that lack the same share a job"
         monkeypatch.setattr(messages, "NCCL_SIZES", (1024, 4096, 8192))
         cluster.measure_collectives(of_nccl, tmp_path, minutes=0.01)
     rows = store.load_table(path, "collectives")
@@ -321,7 +326,8 @@ def test_ranks_of_gpus_post_many_small_messages_up_to_a_gigabyte(
     assert set(rows["clock"]) == {"device"} and set(rows["link"]) == {"nvlink"}
     assert {settings.messages_per_sample for settings in asked} == {16}
     assert set(rows["messages_per_sample"]) == {16}
-    assert [settings.sizes for settings in asked[n_asked:]] == 3 * [(8192,)]
+    assert [settings.sizes for settings in asked[n_asked:]] == [(8192,)]
+    assert all([*settings.collectives] == [*COLLECTIVES] for settings in asked)
     assert set(rows["bytes"]) == {1024, 4096, 8192}
     # The clocks after each measurement stay, also those of the earlier ones.
     clocks = store.load_stamp(path)["machine"]["clocks"]
@@ -481,6 +487,8 @@ def test_gpus_do_not_start_apart() -> None:
         (["quick"], "started 2 processes, and each would measure this part for itself"),
         (["collectives", "--lab", "1gbit"], "--lab has no effect under torchrun"),
         (["collectives", "--minutes", "0"], "--minutes 0: give a finite time"),
+        (["collectives", "--link", "a/../../up"], "is not the name of a link"),
+        (["collectives", "--link", ".."], "is not the name of a link"),
     ],
 )
 def test_what_a_job_cannot_measure_is_refused_before_ranks_meet(
@@ -489,6 +497,32 @@ def test_what_a_job_cannot_measure_is_refused_before_ranks_meet(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["measure", *argv]) == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "value"),
+    [
+        ("trace", "--ranks", "2"),
+        ("advise", "--ranks", "2"),
+        ("advise", "--lab", "1gbit"),
+    ],
+)
+def test_the_ranks_of_a_job_are_not_asked_for_again(
+    command: str,
+    option: str,
+    value: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    # The machine of the test may have no lab.
+    monkeypatch.setattr("ddlkit.cli.advising.require_lab", lambda lab: None)
+    model = "torchvision:resnet18:1"
+    argv = [command, "--model", model, "--out", str(tmp_path / "new"), option, value]
+    assert cli.main(argv) == 2
+    assert f"{option} has no effect under torchrun" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_time_of_a_job_is_no_option_without_one(capsys: Any) -> None:

@@ -268,6 +268,34 @@ def test_every_part_of_a_measurement_starts(
     assert re.search(r"^0 of [1-9]\d* measurements? done", said, re.M)
 
 
+@pytest.mark.parametrize("rate_bits_per_s", [0.0, 1e9])
+def test_every_network_and_batch_is_a_measurement_of_its_own(
+    rate_bits_per_s: float, tmp_path: Path
+) -> None:
+    networks = [("resnet18", 1), ("resnet18", 2), ("vgg16", 1)]
+    keys: list[str] = []
+    for part in ("layers", "slowdown", "training"):
+        points = parts.points(
+            out=tmp_path,
+            session=1,
+            part=part,
+            device="cpu",
+            networks=networks,
+            rate_bits_per_s=rate_bits_per_s,
+        )
+        keys += [point.key for point in points.body]
+    assert len({*keys}) == len(keys) == 3 * len(networks)
+
+
+def test_a_network_that_is_given_twice_counts_once() -> None:
+    default_batch = "resnet18,vgg16:2,resnet18:4,resnet18:2,vgg16:2"
+    assert command.named_networks(default_batch) == [
+        ("resnet18", 4),
+        ("vgg16", 2),
+        ("resnet18", 2),
+    ]
+
+
 def test_precisions_of_several_ranks_are_refused(tmp_path: Path) -> None:
     """Their tables are named by the number of ranks, so that one would replace the other."""
     here = parts.Here("cpu", 1, tmp_path)

@@ -36,9 +36,11 @@ from ddlkit.cli.command import (
     print_starting,
     ranks_to_start,
     refuse_given,
+    refuse_impossible_lab,
     refuse_impossible_outputs,
     refuse_other_than_page,
     refuse_unwritable,
+    refuse_without_effect_in_job,
     require_lab,
     require_model_file,
     show,
@@ -466,7 +468,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     """
     # These calls refuse wrong options before the imports below load torch, which takes
     # seconds. `_launch` reads the rate of --lab again.
-    lab_rate(arguments.lab)
+    refuse_impossible_lab(arguments.lab, arguments.ranks)
     require_lab(arguments.lab)
     require_model_file(arguments.model)
     measure_s, confirm_s = _measuring_times_s(arguments)
@@ -474,7 +476,9 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
     # Otherwise this process starts the ranks.
     ranks = ranks_started(os.environ)
     is_rank_of_launcher = ranks > 1
-    if not is_rank_of_launcher:
+    if is_rank_of_launcher:
+        refuse_without_effect_in_job(arguments, ["ranks", "lab"])
+    else:
         ranks = ranks_to_start(
             arguments.ranks, default=2, program="ddlkit advise --model"
         )

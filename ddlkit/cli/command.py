@@ -8,6 +8,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -174,6 +175,16 @@ def collective_name(text: str) -> str:
     from ddlkit.core.collective import find_collective
 
     return parsed_by(lambda name: find_collective(name).name)(text)
+
+
+def link_name(text: str) -> str:
+    """Return the name of a link that an argument gives, which is part of a file name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):
+        raise argparse.ArgumentTypeError(
+            f"{shown(text)} is not the name of a link: use letters, digits, dots, hyphens "
+            "and underscores, and begin with a letter or digit, as in infiniband"
+        )
+    return text
 
 
 def share(text: str) -> float:
@@ -376,7 +387,10 @@ torchvision:resnet50 at batch size 4."""
 _MODEL = f"""For the part layers: measure your own model, which the function FUNCTION
 in FILE.py returns. {MODEL_FUNCTION} This also works in the processes that torchrun
 or srun starts. Iterations are timed until the 95%% interval of their median is within
-2%%, and for at most the time of --budget."""
+2%%, and for at most the time of --budget. The only other options are --accumulate, --budget
+and --out, and an interrupted measurement begins again. The table has the names of the file
+and the function, as in layers-mine-net-b1-r1.csv, and replaces an earlier one of that name.
+b1 stands for any batch size, because that of your own model is not known."""
 MODEL_BUDGET_S = 20.0
 """The default of --budget for a user's own model, which the help of --budget states."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
@@ -420,8 +434,9 @@ def session_options(
             ),
             flag(
                 "--dry-run",
-                "Print what would be measured and how long that takes, and measure "
-                "nothing.",
+                "Print what would be measured and about how long that takes, and measure "
+                "nothing. The times are rough, and most do not depend on the network. An archive "
+                "of --pack is not read.",
             ),
             flag("--ignore-load", _IGNORE_LOAD),
         ),
@@ -458,8 +473,8 @@ IN_THE_WORKBOOK = (
 """What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
 
 LAB_LINKS = """over emulated links of this machine, which needs Linux and root. RATE
-is the rate of each link, and DELAY its delay, as in 1gbit or 1gbit,2ms. A DELAY
-without a unit is in seconds."""
+is the rate of each link, from 1mbit to 100gbit, and DELAY its delay, of at most 10s, as in
+1gbit or 1gbit,2ms. A DELAY without a unit is in seconds."""
 
 
 @contextlib.contextmanager
@@ -541,9 +556,12 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
 
 @command(
     "Measure on this machine what predictions need: layers, messages, and how much "
-    "they slow each other down. An interrupted measurement continues where it "
-    "stopped. Under torchrun or srun, the part collectives measures messages between "
-    f"all ranks of the job, and rank 0 saves them. {NAMES_OF_POINTS}",
+    "they slow each other down. If a command is interrupted, the measurements that "
+    "are complete are kept, and the same command continues with the others, which --dry-run "
+    "lists. Under torchrun or srun, the part collectives measures "
+    "messages between all ranks of the job, and rank 0 saves them, each collective once it "
+    "is complete. It takes no option but --sizes, --minutes, --link and --out there. "
+    f"{NAMES_OF_POINTS}",
     *group(
         "what is measured",
         arg("part", metavar="PART", help=_PARTS),
@@ -552,7 +570,7 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             metavar="NAME:BATCH,...",
             help="For the parts layers, slowdown and training: the networks and their "
             "batch sizes, as in resnet50:32,vgg16:8. A network without a batch size has "
-            "the batch size 4. [default: resnet50:4]",
+            "the batch size 4. One that is listed twice counts once. [default: resnet50:4]",
         ),
         arg("--model", metavar="FILE.py:FUNCTION", help=_MODEL),
         arg(
@@ -567,7 +585,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--sizes",
             type=message_sizes,
             metavar="SIZE,...",
-            help="For the part collectives: the sizes of messages, as in 1MiB,256MiB. A "
+            help="For the part collectives: the sizes of messages, as in 1MiB,256MiB. Each "
+            "is rounded up to a multiple of 4 bytes times the number of ranks. A "
             "table that is in the directory of --out already gets those that it lacks. "
             "[default: 1 KiB to 64 MiB, or to 1 GiB between GPUs, in powers of two]",
         ),
@@ -575,8 +594,8 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             "--ranks",
             type=whole_number,
             metavar="N",
-            help="The number of processes that exchange messages. [default: 2, or one "
-            "for each GPU]",
+            help="The number of processes that exchange messages, from 2 to "
+            f"{MOST_RANKS}, or to 64 with --lab. [default: 2, or one for each GPU]",
         ),
         arg(
             "--lab",
@@ -596,8 +615,10 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         ),
         arg(
             "--link",
+            type=link_name,
             metavar="NAME",
-            help="How the table names what joins the ranks, as in infiniband. [default: "
+            help="How the table and its file name what joins the ranks, as in infiniband. "
+            "The name has letters, digits, dots, hyphens and underscores. [default: "
             "network if there are several nodes, loopback for processors of one node, and "
             "for GPUs of one node nvlink or pcie as nvidia-smi says, or nccl if it does "
             "not say]",
@@ -635,9 +656,9 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     advised = "ddlkit measure collectives"
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0, program=advised)
-    # A wrong rate or name is refused before the imports below load torch, which takes seconds.
+    # A wrong lab or name is refused before the imports below load torch, which takes seconds.
     # `_points_of_parts` reads the rate again.
-    lab_rate(arguments.lab)
+    refuse_impossible_lab(arguments.lab, arguments.ranks)
     # A dry run only lists what would be measured, which a machine without lab can do, too.
     if not arguments.dry_run:
         require_lab(arguments.lab)
@@ -646,6 +667,7 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     from ddlkit.store import machine
 
     refuse_unknown_networks(networks)
+    _refuse_sizes_beyond_memory(arguments.sizes)
     make_points = _points_of_parts(arguments, networks, ranks)
     out = arguments.out or Path("measured")
     refuse_impossible_outputs(out, arguments.pack)
@@ -667,6 +689,27 @@ def _measure_here(arguments: argparse.Namespace) -> None:
             ignore_load=arguments.ignore_load,
         )
     print(directory)
+
+
+def _refuse_sizes_beyond_memory(sizes: Sequence[int] | None) -> None:
+    """Raise UserError if a message of --sizes cannot be in the memory of this machine.
+
+    ``sizes`` are in ascending order. None, if the option is not given, is not refused.
+    """
+    if not sizes:
+        return
+    from ddlkit.store.machine import describe
+
+    # A message on a GPU needs several times its size there, and the machine around a GPU has
+    # no less memory than that.
+    memory_bytes = describe()["memory_bytes"]
+    if sizes[-1] > memory_bytes:
+        largest = units.format_bytes(sizes[-1])
+        memory = units.format_bytes(memory_bytes)
+        raise UserError(
+            f"--sizes: a message of {largest} is larger than the memory of this machine, "
+            f"{memory}: leave it out"
+        )
 
 
 def _points_of_parts(
@@ -738,6 +781,7 @@ def _measure_in_job(arguments: argparse.Namespace, n_started: int) -> None:
     total_minutes = cluster.MINUTES if arguments.minutes is None else arguments.minutes
     if not 0 < total_minutes < math.inf:
         raise UserError(f"--minutes {total_minutes:g}: give a finite time above zero")
+    _refuse_sizes_beyond_memory(arguments.sizes)
     out = arguments.out or Path("measured")
     # `me` is this rank. The ranks wait for each other for at most MEETING_S.
     with (
@@ -770,9 +814,31 @@ def _refuse_what_a_job_lacks(arguments: argparse.Namespace, n_started: int) -> N
             "and each would measure this part for itself: start one process, or measure "
             "collectives, or layers with --model"
         )
-    for name, advice in _INSTEAD_IN_A_JOB.items():
-        # An option that is not given is None or False.
-        if getattr(arguments, name):
+    refuse_without_effect_in_job(arguments, _INSTEAD_IN_A_JOB)
+
+
+def refuse_without_effect_in_job(
+    arguments: argparse.Namespace, names: Iterable[str]
+) -> None:
+    """Refuse options that have no effect if torchrun or srun started the ranks.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        Parsed arguments. An option that is not given is None or False.
+    names : iterable of str
+        Names of parsed arguments, such as ``"ranks"`` or ``"lab"``.
+
+    Raises
+    ------
+    UserError
+        If one of the options is given.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        # The number 0 is given, too.
+        if value is not None and value is not False:
+            advice = _INSTEAD_IN_A_JOB[name]
             raise UserError(
                 f"{option_of(name)} has no effect under torchrun or srun: {advice}"
             )
@@ -944,16 +1010,47 @@ def lab_rate(text: str | None) -> tuple[float, float]:
     Raises
     ------
     UserError
-        If the text is no rate, or its second part no time.
+        If the text is no rate, or its second part no time, or if no lab has such links.
     """
     if not text:
         return 0.0, 0.0
+    from ddlkit.lab import Conditions, refuse_impossible_rate
+
     rate, _, delay = text.partition(",")
     try:
         delay_s = units.parse_seconds(delay) if delay else 0.0
-        return units.parse_bits_per_s(rate), delay_s
+        rate_bits_per_s = units.parse_bits_per_s(rate)
+        refuse_impossible_rate(rate_bits_per_s)
+        # The conditions refuse a delay that no lab has.
+        Conditions(delay_s)
     except UserError as error:
         raise UserError(f"--lab {text}: {error}") from None
+    return rate_bits_per_s, delay_s
+
+
+def refuse_impossible_lab(lab: str | None, ranks: int | None) -> None:
+    """Refuse the lab that --lab and --ranks ask for if no lab is like that.
+
+    Parameters
+    ----------
+    lab : str or None
+        The value of --lab. None, for no lab, is not refused.
+    ranks : int or None
+        The value of --ranks.
+
+    Raises
+    ------
+    UserError
+        If no lab has such links or so many ranks.
+    """
+    lab_rate(lab)
+    if not lab or ranks is None:
+        return
+    from ddlkit.lab import MAX_RANKS
+
+    # `ranks_to_start` refuses fewer than two ranks, also without a lab.
+    if ranks > MAX_RANKS:
+        raise UserError(f"--ranks {ranks}: a lab has 2 to {MAX_RANKS} ranks")
 
 
 def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
@@ -1042,8 +1139,9 @@ def require_model_file(spec: str) -> None:
 def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return the name and the batch size of each network in ``text``, as in resnet50:32,vgg16.
 
-    The list is empty if ``text`` is None, which stands for an option that is not given.
-    Raises UserError if ``text`` names no network, or has a wrong batch size.
+    A network that is given twice with one batch size counts once. The list is empty if ``text``
+    is None, which stands for an option that is not given. Raises UserError if ``text`` names no
+    network, or has a wrong batch size.
     """
     from ddlkit.measure.named import network_of
 
@@ -1055,9 +1153,11 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
             "leave --networks out"
         )
     try:
-        return [network_of(name) for name in text.split(",")]
+        networks = [network_of(name) for name in text.split(",")]
     except (ValueError, UserError) as error:
         raise UserError(f"--networks {text}: {error}") from None
+    # A dictionary keeps the order, and each of its keys once.
+    return [*dict.fromkeys(networks)]
 
 
 def _measure_own_model(arguments: argparse.Namespace) -> None:
@@ -1171,8 +1271,21 @@ EMULATED_OPTIONS = ("delay", "loss")
 """Options of links that only --engine emulated has, as names of parsed arguments."""
 _ACTIONS = """up makes a lab, prints the names of its namespaces and ends, while the lab stays
 (ip netns exec NAMESPACE PROGRAM runs a program in it); status lists the labs of this machine;
-down removes a lab; clean removes only labs that status calls dead: their command was killed, or
-the process of their emulated links has ended."""
+down removes a lab; clean removes only labs that status calls dead: their command was killed,
+the process of their emulated links has ended, or one of their namespaces is gone. up, like any
+command with --lab, removes dead labs, too."""
+
+
+def rate_of_lab(text: str) -> float:
+    """Return the rate of a lab's links that a text gives, in bit/s, or raise UserError."""
+    from ddlkit.lab import refuse_impossible_rate
+
+    rate_bits_per_s = units.parse_bits_per_s(text)
+    try:
+        refuse_impossible_rate(rate_bits_per_s)
+    except UserError as error:
+        raise UserError(f"{shown(text)}: {error}") from None
+    return rate_bits_per_s
 
 
 @command(
@@ -1191,23 +1304,24 @@ the process of their emulated links has ended."""
             "--ranks",
             type=whole_number,
             metavar="N",
-            help="The number of namespaces, one for each rank. [default: 4]",
+            help="The number of namespaces, one for each rank, from 2 to 64. [default: 4]",
         ),
         arg(
             "--label",
             metavar="NAME",
             default="",
-            help="For up and down: the name of the lab. With down, all labs if it is not given. "
-            "[default: the first free ddlN]",
+            help="For up and down: the name of the lab, a small letter, followed by at most "
+            "15 small letters and digits. With down, all labs if it is not given. [default: "
+            "the first free ddlN]",
         ),
     ),
     *group(
         "the links",
         arg(
             "--rate",
-            type=parsed_by(units.parse_bits_per_s),
-            help="The rate of each link in either direction, as in 200mbit. [default: "
-            "1gbit]",
+            type=parsed_by(rate_of_lab),
+            help="The rate of each link in either direction, from 1mbit to 100gbit, as in "
+            "200mbit. [default: 1gbit]",
         ),
         choice(
             "--engine",
@@ -1220,15 +1334,15 @@ the process of their emulated links has ended."""
         arg(
             "--delay",
             metavar="TIME",
-            help="With --engine emulated: the delay of each link, as in 250us. A "
+            help="With --engine emulated: the delay of each link, of at most 10s, as in 250us. A "
             "round trip passes four links. A time without a unit is in seconds. [default: "
             "0s]",
         ),
         arg(
             "--loss",
             metavar="SHARE",
-            help="With --engine emulated: the share of frames that get lost, as in "
-            "0.1%%. [default: 0]",
+            help="With --engine emulated: the share of frames that get lost, at most "
+            "50%%, as in 0.1%%. [default: 0]",
         ),
     ),
     example="sudo ddlkit lab up --ranks 2 --rate 1gbit",
@@ -1252,7 +1366,11 @@ def _make_lab(arguments: argparse.Namespace) -> None:
 
     shape = _lab_shape(arguments)
     # A persistent lab stays when this command ends.
-    new_lab = network.Lab(shape, arguments.label, persistent=True).up()
+    new_lab = network.Lab(shape, arguments.label, persistent=True)
+    # A new lab removes dead ones. Here they are removed before, so that the user is told.
+    for label in network.clean():
+        print(f"ddlkit: {label} was dead and is removed", file=sys.stderr)
+    new_lab.up()
     namespaces = " ".join(new_lab.namespaces)
     ranks = count_of(new_lab.ranks, "rank")
     print(f"{new_lab.label}: {ranks} over {new_lab.name}; namespaces {namespaces}")

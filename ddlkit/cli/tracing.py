@@ -10,6 +10,7 @@ from typing import Any
 
 from ddlkit.cli.command import (
     MODEL_FUNCTION,
+    MOST_RANKS,
     OUTPUT,
     arg,
     command,
@@ -18,6 +19,7 @@ from ddlkit.cli.command import (
     print_starting,
     ranks_to_start,
     refuse_impossible_directory,
+    refuse_without_effect_in_job,
     require_model_file,
     whole_number,
 )
@@ -46,7 +48,8 @@ machine."""
             "--ranks",
             type=whole_number,
             metavar="N",
-            help="The number of processes to start on this machine. [default: 2]",
+            help="The number of processes to start on this machine, from 2 to "
+            f"{MOST_RANKS}. [default: 2]",
         ),
         arg(
             "--iterations",
@@ -98,6 +101,7 @@ def trace(arguments: argparse.Namespace) -> None:
     # Otherwise this process starts the ranks.
     ranks_of_launcher = ranks_started(os.environ)
     if ranks_of_launcher > 1:
+        refuse_without_effect_in_job(arguments, ["ranks"])
         ranks = ranks_of_launcher
         # The ranks check the directory themselves, and stop together. Only rank 0 prints.
         should_print = _record_as_rank(arguments)

@@ -92,9 +92,9 @@ def measure_collectives(
     # Each size of each collective gets an equal share of the time. The share is no larger
     # if the table has some of the sizes already.
     budget = _budget(60.0 * minutes / (len(COLLECTIVES) * len(sizes)))
-    for collective, missing_sizes in missing.items():
+    for missing_sizes, collectives in missing.items():
         settings = CollectivesSettings(
-            collectives=(collective,),
+            collectives=collectives,
             sizes=missing_sizes,
             budget=budget,
             # A single small message of NCCL would mostly show how exactly the GPUs begin
@@ -108,15 +108,17 @@ def measure_collectives(
 def _measure_and_append(
     me: Rank, settings: CollectivesSettings, path: Path, facts: dict[str, str]
 ) -> None:
-    """Measure the one collective that ``settings`` name, and add its rows to a table.
+    """Measure the collectives that ``settings`` name, and add their rows to a table.
 
     All ranks measure, and only rank 0 writes the table ``path``. ``facts`` are the hardware
     and software of all ranks, for the table's stamp.
     """
-    (collective,) = settings.collectives
     # This process is a rank already, so it calls the job's `part` instead of launching the
-    # job. `part` yields once for each collective, with rows of all sizes: here only once.
-    for tables in collectives_job.part(me, settings):
+    # job. `part` yields once for each collective, with rows of all sizes.
+    tables_of_collectives = collectives_job.part(me, settings)
+    for collective, tables in zip(
+        settings.collectives, tables_of_collectives, strict=True
+    ):
         # The clock rates right after a measurement show whether a GPU was slowed
         # down, for example because it was hot.
         clocks_after = {
@@ -180,9 +182,12 @@ def _in_words(me: Rank, layout: Layout, sizes: Sequence[int]) -> str:
     ``sizes`` are in ascending order.
     """
     nodes = "1 node" if layout.nodes == 1 else f"{layout.nodes} nodes"
+    # The sizes that are measured, which are rounded up.
+    smallest = messages.whole_size(sizes[0], me.world_size)
+    largest = messages.whole_size(sizes[-1], me.world_size)
     line = (
         f"{me.backend} between {me.world_size} ranks on {nodes} over {me.link}, "
-        f"{format_bytes(sizes[0])} to {format_bytes(sizes[-1])}"
+        f"{format_bytes(smallest)} to {format_bytes(largest)}"
     )
     # The command joins its ranks without choosing a backend (`joined`). They then use NCCL
     # if they see GPUs.
@@ -198,18 +203,19 @@ def _budget(size_s: float) -> Budget:
 
 def _missing_sizes(
     me: Rank, path: Path, sizes: Sequence[int]
-) -> dict[str, tuple[int, ...]]:
-    """Return the sizes that the table ``path`` lacks, by collective.
+) -> dict[tuple[int, ...], list[str]]:
+    """Return the collectives of which the table ``path`` lacks sizes, by these sizes.
 
-    A collective that has all its sizes in the table is left out. Only rank 0 sees the
-    table, and all ranks return the answer of rank 0.
+    Collectives that lack the same sizes are measured by one job, which counts all their
+    messages. A collective that has all its sizes in the table is left out. Only rank 0 sees
+    the table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()
     # If the table is damaged, all ranks raise the error of rank 0.
     with peers.failing_together(me):
         if me.rank == 0 and store.has_table(path):
             rows = store.load_table(path, "collectives")
-    missing = {}
+    missing: dict[tuple[int, ...], list[str]] = {}
     for collective in COLLECTIVES:
         # On all ranks but rank 0 there are no rows, and all sizes are lacking. This
         # answer of theirs is not used.
@@ -222,7 +228,7 @@ def _missing_sizes(
             size for size, flag in zip(sizes, flags_of_rank_0, strict=True) if flag
         )
         if lacking_on_rank_0:
-            missing[collective] = lacking_on_rank_0
+            missing.setdefault(lacking_on_rank_0, []).append(collective)
     return missing
 
 

@@ -922,10 +922,9 @@ def training_by_own_rule(
     Point
     """
     key = f"{case.network}-b{case.batch}-p{case.members.count}"
-    # In labs, the tables of training were first recorded under names of the form below.
-    # The form is kept, so that a session finds these tables.
     if case.in_lab:
-        key = f"training-{case.network}-{case.place}"
+        # The place of a lab begins with the number of ranks, as in "p2-1gbit".
+        key = f"{case.network}-b{case.batch}-{case.place}"
     # An empty list of bucket sizes leaves the buckets to DDP.
     own_plan: Mapping[str, Sequence[int]] = {training.OWN_PLAN: []}
     make_settings = partial(

@@ -213,9 +213,10 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     ends_s = itertools.accumulate(point.estimate_s for point in missing)
     n_in_budget = sum(end_s <= budget_s for end_s in ends_s)
     if n_in_budget < len(missing):
+        budget = f"{budget_s / 60:.3g} min" if budget_s >= 60 else f"{budget_s:.3g} s"
         lines.append(
-            f"the budget of {budget_s / 60:.3g} min is enough for about {n_in_budget} of "
-            f"these {len(missing)}; the next run continues with the rest"
+            f"the budget of {budget} is enough for about {n_in_budget} of "
+            f"{_counted(len(missing))}; the next run continues with the rest"
         )
     return "\n".join(lines)
 
