@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddlkit.jobs import launch
 from ddlkit.lab import network
 from places import alive, those
 
@@ -36,6 +37,9 @@ def none_left(directory: Path) -> Iterator[None]:
     (the block has a folder of its own for these), half-written files. What others do beside it is theirs.
     """
     multiprocessing.util.get_temp_dir()  # the fork server's, which is there for later tests too
+    # The server passes its environment on to all ranks that it forks. One that is started within
+    # the block would still name the folder of temporary files when that is gone.
+    launch._start_server("ddlkit.jobs.rank")
     tag = uuid.uuid4().hex
     with (
         tempfile.TemporaryDirectory(prefix="t") as temporary,

@@ -13,7 +13,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from ddlkit.core import sparse
 from ddlkit.core.cost import FORMS
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import PLANNERS
@@ -217,11 +216,7 @@ def test_the_glossary_names_every_planner_form_and_grade_and_nothing_else() -> N
     rows = re.findall(
         r"^\| `([^`]+)`", site.GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE
     )
-    forms = {
-        *FORMS,
-        sparse.SparseGather.form,
-        *(entry.grade for entry in catalog.load()),
-    }
+    forms = {*FORMS, *(entry.grade for entry in catalog.load())}
     plans = {*PLANNERS, SEARCH}
     assert plans | forms == {re.split(r"[:`]", name)[0] for name in rows}
 
