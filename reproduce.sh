@@ -20,12 +20,12 @@ An interrupted run goes on where it stopped. Logs of the stages are in build/log
   test          set up if needed, then run the tests (pytest, with ruff and mypy among them)
   test --long   run also the tests that take minutes, such as whole measurements on small models
   --recorded    measure nothing, and take every number from data/recorded
-  --full        measure with more repeats, into build/measured-full
+  --full        measure larger networks, with more repeats, into build/measured-full
   --only NN,NN  run only the notebooks with these numbers
   --help        print this
 
 Python: the active virtual or conda environment when it satisfies requirements.txt,
-else .venv, which is made on the first run. To measure afresh, delete build/measured.
+else .venv, which is made on the first run. To measure afresh, delete build/measured (or build/measured-full).
 TEXT
 }
 

@@ -20,6 +20,7 @@ from ddlkit.cli.command import (
     group,
     interrupt_says_kept,
     named_networks,
+    refuse_given,
     refuse_impossible_directory,
     refuse_impossible_outputs,
     refuse_unknown_networks,
@@ -254,18 +255,18 @@ def texts(arguments: argparse.Namespace) -> int:
 
 _NAME = """What to measure: a suite, a part of a suite, straggling, or a file that lists
 measurements, as examples/labs.yml does (the command campaign does the same with a file).
-The suites are quick (a machine in a few
-minutes), full (the same with more repeats), cpu (all that a processor can show), gpu (one
-GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (each kind of measurement
-once, as a test). The parts are layers (the time of each layer), collectives (the time of
+The suites are quick (a machine in about
+ten minutes), full (larger networks, with more repeats), cpu (a processor without emulated
+links), gpu (one GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (a few small
+measurements, as a test). The parts are layers (the time of each layer), collectives (the time of
 messages), slowdown (how much layers and messages slow each other down), copies (the time
 of copying gradients into buckets), training (iterations of data-parallel training),
 replay (iterations whose layers sleep as long as they were measured to compute), campaign
 (replays in emulated networks), convergence (training until the loss no longer falls),
 input (reading and decoding of pictures), estimators (PyTorch's own cost models), and all.
-Of the suite quick, all stands for layers, collectives, slowdown, training and replay.
-straggling is traces of trainings with known delays, is written into data/straggling, and
-takes no option but --out."""
+Of the suite quick, all stands for layers, collectives, slowdown, training and replay of a few
+networks. straggling is traces of trainings with known delays. It is written into
+data/straggling, takes no option but --out, and begins anew if it was interrupted."""
 STRAGGLING = "straggling"
 _PREDICT = """Measure the messages of the emulated links and write down what the models
 predict, before anything is replayed or trained. No case is run."""
@@ -320,15 +321,16 @@ def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
         "how to measure",
         flag(
             "--preflight",
-            "Measure nothing, and check in half a minute that all that a recording "
-            "needs works here.",
+            "Measure nothing, and check in half a minute that the device and the installed "
+            "packages work here, and that tables can be written. What NAME needs besides, such as "
+            "emulated links, is not checked. The only other option is --device.",
         ),
     ),
     *_session_options(
         f"With the file of a campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
         "data/recorded/MACHINE of the clone for the suites cpu, gpu and gpu-long, "
-        "data/recorded/MACHINE/campaign-NAME for a file whose entries all have 'measure: "
-        "campaign', where NAME is the name of the file, and else a directory in build/ of "
+        "data/recorded/MACHINE/campaign-NAME for a file campaign_NAME.yml or NAME.yml whose "
+        "entries all have 'measure: campaign', and else a directory in build/ of "
         "the clone; --dry-run prints the directory",
     ),
     example="python -m workbook record gpu --budget 8m --dry-run",
@@ -352,14 +354,29 @@ def record(arguments: argparse.Namespace) -> int | None:
         return None
     from workbook.record.preflight import preflight
 
+    if arguments.name == STRAGGLING:
+        raise UserError(f"--preflight has no effect on {STRAGGLING}: leave it out")
+    refuse_given(
+        arguments,
+        [
+            "suite",
+            "networks",
+            "predict",
+            "out",
+            "budget",
+            "dry_run",
+            "pack",
+            "ignore_load",
+        ],
+        "has no effect with --preflight, which measures nothing",
+    )
     # These suites are of one device. All others may be measured on either device, so that
     # --device must say which one is checked.
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
         raise UserError(
-            f"--preflight: {arguments.name} can be measured on a CPU or on a GPU: add "
-            "--device cpu or --device cuda"
+            "--preflight: say which device is checked: add --device cpu or --device cuda"
         )
     return preflight(device)
 
@@ -431,10 +448,21 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
         If an option is given that has no effect here.
     """
     # The scenarios file has all settings of these recordings but their directory.
-    for name in ("device", "networks", "predict", "budget", "dry_run", "pack"):
-        if getattr(arguments, name):
-            option = "--" + name.replace("_", "-")
-            raise UserError(f"{option} has no effect on {STRAGGLING}: leave it out")
+    refuse_given(
+        arguments,
+        [
+            "suite",
+            "device",
+            "networks",
+            "predict",
+            "budget",
+            "dry_run",
+            "pack",
+            "ignore_load",
+        ],
+        f"has no effect on {STRAGGLING}",
+    )
+    refuse_impossible_outputs(arguments.out, None)
     from workbook.record import straggling
 
     return straggling.record(arguments.out or straggling.SCENARIOS.parent)
@@ -455,8 +483,8 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
     ),
     *_session_options(
         _PREDICT,
-        "data/recorded/MACHINE/campaign-NAME of the clone if every entry of the file has "
-        "'measure: campaign', where NAME is the name of the file (campaign.yml has no NAME), "
+        "data/recorded/MACHINE/campaign-NAME of the clone for a file campaign_NAME.yml or NAME.yml "
+        "(without -NAME for campaign.yml) if every entry of the file has 'measure: campaign', "
         "and else build/measured of the clone; --dry-run prints the directory",
     ),
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
@@ -510,9 +538,10 @@ def _print_comparison(directory: Path) -> None:
 
 @command(
     "Pack the recorded tables of a folder: all tables of a kind, such as layers, go into "
-    "one compressed file in the same folder, and the single files are removed once it is "
-    "written. The tables are still read by their old paths, and each is compared with "
-    "the hash that was kept of it.",
+    "one compressed file in the same folder (into a second one, such as layers.2.csv.gz, if there "
+    "is one already), and what is known of their measurement into stamps.jsonl. The single files "
+    "are removed once these are written. The tables are still read by their old paths, and each is "
+    "compared with the hash that was kept of it.",
     *group(
         "input",
         arg(

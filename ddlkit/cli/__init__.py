@@ -160,6 +160,7 @@ def _status_of(words: Sequence[str], program: Program) -> int:
     except UserError as error:
         return _refused(program, error)
     except KeyboardInterrupt as interrupt:
+        _ending.append(True)
         return _interrupted(program, interrupt)
     except BrokenPipeError:
         # The reader of the output has ended (``| head``), which is no error. Python flushes
@@ -175,6 +176,7 @@ def _status_of(words: Sequence[str], program: Program) -> int:
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()
+        _ending.clear()
 
 
 @contextlib.contextmanager
@@ -356,6 +358,8 @@ REMINDER = signal.SIGUSR2
 _reminders: list[threading.Timer] = []
 _signals_received: list[int] = []
 """The signals that interrupted the command. The first one decides the exit status."""
+_ending: list[bool] = []
+"""Not empty while an interrupted command ends, after it has cleaned up."""
 
 
 def _install_interrupt_handlers() -> None:
@@ -395,6 +399,10 @@ def _interrupt(number: int, _: object) -> None:
     timer.start()
     # The list serves to cancel the reminders when the command ends.
     _reminders.append(timer)
+    # A command that has been interrupted only prints its last line and ends. A second signal
+    # could break nothing but that.
+    if _ending:
+        return
     # A signal from outside interrupts at once.
     if number != REMINDER:
         _signals_received.append(number)

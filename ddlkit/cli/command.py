@@ -395,11 +395,12 @@ MODEL_BUDGET_S = 20.0
 """The default of --budget for a user's own model, which the help of --budget states."""
 _PACK = """Also keep the whole recording in the archive FILE.tgz, which is written
 anew every 20 s. The archive is whole even if the run is killed. If the directory of
---out is empty, the next run first restores it from the archive. To unpack it by
-hand, run tar xzf FILE.tgz."""
-_BUDGET = """End after this time, as in 8m30s or 90s; without a unit, in seconds. A
-measurement that other processes disturb is repeated, even beyond this time. The next run
-continues with the rest. [default: when all is measured{}]"""
+--out is empty, the next run first restores it from the archive, which must be of a directory
+of the same name. To unpack it by hand, run tar xzf FILE.tgz."""
+_BUDGET = """Begin no measurement that is expected to end later than this time, as in 8m30s
+or 90s; without a unit, in seconds. A measurement that has begun may take longer, and is repeated
+if other processes disturb it, even beyond this time. The next run continues with the rest.
+[default: all is measured{}]"""
 _IGNORE_LOAD = """Measure although other processes use the GPU. The file .json beside
 every table then records that. Without a GPU the option has no effect."""
 

@@ -148,7 +148,11 @@ def _checked_device(suite: Suite, device: str) -> str:
     if suite.isolate:
         device = device or suite.device or ("cuda" if has_gpus else "cpu")
     if device == "cuda" and not has_gpus:
-        raise UserError("no GPU here: nvidia-smi lists none; use --device cpu")
+        # The suites of GPUs have sizes that take far too long on a processor.
+        remedy = "use --device cpu"
+        if suite.device == "cuda":
+            remedy = "measure the suite cpu, or run this on a machine with a GPU"
+        raise UserError(f"no GPU here: nvidia-smi lists none; {remedy}")
     return device
 
 

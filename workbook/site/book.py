@@ -121,6 +121,11 @@ def build(
     all_notebooks = notebooks()
     copies = [executed / notebook.name for notebook in all_notebooks]
     existing = [copy for copy in copies if copy.is_file()]
+    print(
+        "workbook: writing the reports and the site, which takes a minute or two",
+        file=sys.stderr,
+        flush=True,
+    )
     return website.write(existing, places.BUILD / "site", reports, all_notebooks)
 
 

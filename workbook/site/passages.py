@@ -108,6 +108,10 @@ def write(root: Path = places.ROOT) -> list[str]:
 
 
 def _read(path: Path) -> str:
+    if not path.is_file():
+        raise UserError(
+            f"there is no file {path}: run this in a complete clone of the project"
+        )
     return path.read_text(encoding="utf-8")
 
 
