@@ -148,7 +148,7 @@ def _notebook_numbers(only: str | None) -> list[str]:
     if only is None:
         return []
     # A comma too many, as in "02,", names no notebook.
-    numbers = [number for number in only.split(",") if number]
+    numbers = [number.strip() for number in only.split(",") if number.strip()]
     if not numbers:
         raise UserError(
             "--only names no notebook: give numbers as in 02,04, or leave --only out "
@@ -164,8 +164,9 @@ def _notebook_numbers(only: str | None) -> list[str]:
         flag(
             "--check",
             "Fail if a figure has no image or no CSV, if the catalog does not say how far "
-            "its numbers may differ when they are computed again, or if "
-            "reports/FIGURES.md is not current.",
+            "its numbers may differ when they are computed again, if "
+            "reports/FIGURES.md is not current, or if an executed notebook shows a warning or "
+            "takes too long to read.",
         ),
         flag("--write", "Write the list into reports/FIGURES.md of the clone."),
     ),
