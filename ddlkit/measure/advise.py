@@ -100,7 +100,10 @@ def measure_model(
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
         training = loaded_together(user_model, accumulate, me, notes)
         longest = format_seconds(budget.max_s)
-        me.say(f"timing iterations of {training.network}; --budget is {longest}")
+        me.say(
+            f"timing iterations of {training.network} for at most {longest}, and then comparing "
+            "its order of gradients with that of DDP"
+        )
         tables, profile = layers_of(training, budget, me)
         # The comparison wraps the model in DDP with default buckets, and trains until DDP
         # has rebuilt them. It returns in words whether DDP's order is that of the profile.
