@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -66,9 +67,7 @@ def test_a_number_in_the_place_of_a_list_is_a_list_of_one_number() -> None:
 
 @pytest.mark.parametrize("form", REPLACED)
 def test_a_form_that_is_no_more_names_what_replaces_it(form: str) -> None:
-    told = f"{form!r} is no more: use {REPLACED[form]}, and fit again".replace(
-        ".", r"\."
-    )
+    told = re.escape(f"{form!r} is no more: use {REPLACED[form]}, and fit again")
     with pytest.raises(UserError, match=told):
         fit(form, [1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
     with pytest.raises(UserError, match=told):

@@ -391,18 +391,17 @@ def _interrupt(number: int, _: object) -> None:
     The exception may get lost: Python drops an exception that is raised in a finaliser, and
     an extension may drop one that is raised in Python code that it calls. The reminder, a
     signal of this process to itself, therefore raises it again, unless an interrupt is being
-    handled by then. Each reminder sends the next one, until the command ends.
+    handled by then. Each reminder sends the next one, until the command ends. While an
+    interrupted command ends, signals do nothing: it has cleaned up, and only prints its last line.
     """
+    if _ending:
+        return
     timer = threading.Timer(REMIND_AFTER_S, os.kill, (os.getpid(), REMINDER))
     # The timer must not keep the process alive until it has sent the reminder.
     timer.daemon = True
     timer.start()
     # The list serves to cancel the reminders when the command ends.
     _reminders.append(timer)
-    # A command that has been interrupted only prints its last line and ends. A second signal
-    # could break nothing but that.
-    if _ending:
-        return
     # A signal from outside interrupts at once.
     if number != REMINDER:
         _signals_received.append(number)

@@ -1193,7 +1193,7 @@ def _refuse_other_collective(
             )
         return
     if needed is None:
-        # With --density, `Communication.sparse` checks later that this is an all_gather.
+        # With --density, `_refuse_unless_gathering` checks the collective later.
         if arguments.density is not None:
             return
         needed = "all_reduce"
@@ -1279,14 +1279,17 @@ def measured_between_gpus(
     Returns
     -------
     Communication or None
-        The communication, as it is read for ``--ranks`` of this number. None if the times of
-        the same collective and link lack this number of ranks.
+        The communication that is fitted to these times. None if the times of the same
+        collective and link lack this number of ranks.
     """
     from ddlkit import store
     from ddlkit.core.collective import of_gradients
+    from ddlkit.model.fits import strange_rows
 
     if not arguments.collectives:
         return None
+    import pandas as pd
+
     paths = store.expand_tables(arguments.collectives)
     # A file that does not say its number of ranks has that of --ranks in these rows, so that a
     # number is found only where a file says it. These rows were read before, with their doubts.
@@ -1296,14 +1299,17 @@ def measured_between_gpus(
     _, chosen = _chosen_rows(arguments, all_rows, collective, origin)
     if arguments.gpus not in _ranks_beside(all_rows, chosen):
         return None
-    after = argparse.Namespace(**vars(arguments))
-    after.ranks = arguments.gpus
-    after.link = chosen["link"]
-    after.assume_ring = False
-    doubts: list[str] = []
-    communication, _ = _calibrated(after, doubts)
+    chosen_after = {**chosen, "ranks": arguments.gpus}
+    is_chosen = pd.Series(True, index=all_rows.index)
+    for column, value in chosen_after.items():
+        is_chosen &= all_rows[column] == value
+    rows = all_rows[is_chosen]
+    # Times that do not depend on the size as usual.
+    doubts = strange_rows(rows)
     warnings += [doubt for doubt in doubts if doubt not in warnings]
-    measured: Communication = communication
+    measured: Communication = _fitted_to_rows(
+        arguments, paths, rows, chosen_after, form="table"
+    )
     return measured
 
 

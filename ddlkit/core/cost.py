@@ -40,8 +40,8 @@ REPLACED = {
     "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
     "segments:joined": "segments",
     "segments:jump": "segments",
-    "sparse_gather": "any other form for the times of its all_gather, which ddlkit predict "
-    "takes with --density and --selection",
+    "sparse_gather": "another form for the times of its all_gather (ddlkit predict adds the selection by "
+    "--density and --selection)",
     "stepped": "table, or alpha_beta of a ring",
 }
 """Forms and variants of earlier versions, and what replaces each of them."""

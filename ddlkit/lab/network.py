@@ -539,8 +539,7 @@ def clean() -> list[str]:
 
     A lab is dead if the process that owns it has ended. A persistent lab has no owner, and
     is dead if the process of its emulated link has ended, or if one of its namespaces is
-    gone. Ranks and other processes in a
-    dead lab may still run.
+    gone. Ranks and other processes in a dead lab may still run.
 
     Returns
     -------
@@ -805,8 +804,7 @@ def _remove_dead() -> list[str]:
 
     A lab is removed if its owner has ended. A persistent lab has no owner, and is removed
     if the process of its emulated link has ended, or if one of its namespaces is gone. A lab
-    whose owner still runs is left to
-    the owner, even if the process of its link has ended.
+    whose owner still runs is left to the owner, even if the process of its link has ended.
     """
     dead = []
     for label, state in _states().items():

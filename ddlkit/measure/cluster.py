@@ -85,7 +85,7 @@ def measure_collectives(
     with peers.failing_together(me):
         if me.rank == 0:
             _refuse_tables_of_others(path, facts_of_all_ranks)
-    missing = _missing_sizes(me, path, sizes)
+    missing = _collectives_by_missing_sizes(me, path, sizes)
     if not missing:
         me.say(f"{path.name} has all sizes already: nothing is left to do")
         return path
@@ -201,7 +201,7 @@ def _budget(size_s: float) -> Budget:
     return Budget(warmup=2, min_repeats=5, max_repeats=200, max_s=max(_LEAST_S, size_s))
 
 
-def _missing_sizes(
+def _collectives_by_missing_sizes(
     me: Rank, path: Path, sizes: Sequence[int]
 ) -> dict[tuple[int, ...], list[str]]:
     """Return the collectives of which the table ``path`` lacks sizes, by these sizes.

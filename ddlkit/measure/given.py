@@ -669,10 +669,11 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
 
 @contextlib.contextmanager
 def _modules_stay() -> Iterator[None]:
-    """Let modules ignore that they are moved to a device.
+    """Let `nn.Module.to` change nothing, neither the device of a module nor its precision.
 
-    torch cannot move a module of fake tensors, and raises RuntimeError. Nothing is computed with
-    them, so that their device does not matter.
+    torch cannot move a module of fake tensors, and raises RuntimeError. All fake tensors are on the
+    processor anyway. If the precision matters to the loss, it fails on the fake tensors, and the
+    check refuses nothing.
     """
     module_class: Any = nn.Module
     move = module_class.to

@@ -348,8 +348,8 @@ LAYERS = Needs(
 COLLECTIVES = Needs(
     collectives_s,
     f"Ranks start in {GLOO_LAUNCH_S:g} s, and in {LAUNCH_S:g} s on GPUs. Each size of each "
-    "collective has a budget of its own, of which small messages take a part, and which large "
-    "messages through gloo exceed.",
+    "collective has a budget of its own. Small messages need only a part of it, and large "
+    "messages through gloo exceed it.",
     gpus=Gpus.EACH_RANK,
     ranks="1 or more",
     lab=Lab.AT_A_RATE,

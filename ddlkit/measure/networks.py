@@ -239,6 +239,8 @@ def find(name: str) -> Network:
     """
     if name.startswith("torchvision:"):
         short_name = name.removeprefix("torchvision:")
+        # A name in NETWORKS is known to be right, without an import of torchvision. Without
+        # torchvision, the name is checked only when the network is built.
         if short_name not in NETWORKS and find_spec("torchvision") is not None:
             refuse_unless_classifying_images(short_name)
         return NETWORKS.get(short_name) or torchvision_network(short_name)

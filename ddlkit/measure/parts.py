@@ -529,12 +529,13 @@ def _expected_message_s(size: int, members: Ranks, on_nccl: bool) -> float:
     start_up_s = needs.MESSAGE_S
     bytes_per_s = needs.NCCL_BYTES_PER_S if on_nccl else needs.GLOO_BYTES_PER_S
     if members.lab_shape is not None:
-        # In the 2(P-1) steps of a ring of P ranks, each link carries 2(P-1)/P of the bytes. A
-        # single rank sends nothing, and is expected to take as long as two.
-        steps = 2 * max(1, members.count - 1)
+        # A single rank sends nothing, and is expected to take as long as two.
+        ranks = max(2, members.count)
+        # In the 2(P-1) steps of a ring of P ranks, each link carries 2(P-1)/P of the bytes.
+        steps = 2 * (ranks - 1)
         start_up_s += steps * one_way_delay_s(members.lab_shape.link)
         link_bytes_per_s = members.lab_shape.rate_bits_per_s / 8
-        bytes_per_s = min(bytes_per_s, link_bytes_per_s * members.count / steps)
+        bytes_per_s = min(bytes_per_s, link_bytes_per_s * ranks / steps)
     return start_up_s + size / bytes_per_s
 
 

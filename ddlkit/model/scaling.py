@@ -1150,8 +1150,10 @@ def _on_software_column(
     Without tables, there is nothing to compare. Raises UserError if the steps state several values,
     if the tables do, or if the steps state another value than the tables.
     """
+    # The values as they are stated, for errors, and without suffixes of versions, to compare them.
     of_steps = facts_of(steps, column)
-    if len(_comparable(of_steps, column)) > 1:
+    distinct_in_steps = _comparable(of_steps, column)
+    if len(distinct_in_steps) > 1:
         raise UserError(
             f"the column {column} has several values, {_listed(of_steps)}: measure all "
             f"steps with the same {name}"
@@ -1159,7 +1161,8 @@ def _on_software_column(
     if collectives is None:
         return []
     of_tables = facts_of(collectives, column)
-    if len(_comparable(of_tables, column)) > 1:
+    distinct_in_tables = _comparable(of_tables, column)
+    if len(distinct_in_tables) > 1:
         raise UserError(
             f"the tables of collectives have several values of {column}, "
             f"{_listed(of_tables)}: measure all tables with the same {name}"
@@ -1167,7 +1170,7 @@ def _on_software_column(
     if not of_steps or not of_tables:
         text = f"whether tables and training have the same {name}: not known"
         return [Finding(column, text=text)]
-    if _comparable(of_steps, column) != _comparable(of_tables, column):
+    if distinct_in_steps != distinct_in_tables:
         raise UserError(
             f"the training ran with {column} {_listed(of_steps)}, and the tables were measured "
             f"with {column} {_listed(of_tables)}: measure the tables with the {name} of the "
@@ -1988,7 +1991,8 @@ def _origin_of_likely_factors(
                 f". Its {change}, because more {noun} do not raise the factor, "
                 f"{_measured_factor(count, asked, scatter)}"
             )
-    return origin + _origin_of_smallest_range(smallest, asked, scatter)
+    of_smallest = _origin_of_smallest_range(smallest, asked, scatter)
+    return f"{origin}. {of_smallest}" if of_smallest else origin
 
 
 def _origin_of_measured(asked: Count, scatter: float) -> str:
@@ -2012,15 +2016,14 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
 
     A count is a number of GPUs on a number of nodes, and a job is one run of the training. The
     scaling factor of ``asked`` compares with the smallest count, and ``scatter`` is the share by
-    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The sentence
-    begins with the point that ends another one. It is empty if nothing was added to the step that
-    one job measured.
+    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. It is
+    empty if nothing was added to the step that one job measured.
     """
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
-        return f". It also allows for each of the jobs on {on_smallest}"
+        return f"The range also allows for each of the jobs on {on_smallest}"
     another_job = (
-        f". It also allows for another job on {on_smallest}, which may differ by"
+        f"The range also allows for another job on {on_smallest}, which may differ by"
     )
     # One job measured the smallest count. If several jobs measured ``asked``, its range has these
     # jobs alone. So the range of the smallest count is widened for another job, by SINGLE_JOB_SHARE

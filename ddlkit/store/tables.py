@@ -23,7 +23,6 @@ import copy
 import datetime
 import fnmatch
 import functools
-import gzip
 import hashlib
 import json
 import os
@@ -954,7 +953,7 @@ def _write_pack(
     which says where its rows come from. The files of the tables stay for the time being.
     """
     pack_path = _free_pack_path(folder, kind)
-    pack_data = _pack_data(header, tables)
+    pack_data = _pack_data(header, tables, pack_path)
     files.atomic_write(pack_path, pack_data)
     pack_sha256 = _sha256(pack_data)
     parts = {}
@@ -972,18 +971,17 @@ def _write_pack(
     return parts
 
 
-def _pack_data(header: str, tables: dict[Path, list[str]]) -> bytes:
+def _pack_data(header: str, tables: dict[Path, list[str]], pack: Path) -> bytes:
     """Return the content of a pack: the CSV of all rows of its tables, compressed.
 
     Each row begins with the name of its table, in the column "part". ``tables`` has the
-    lines of each table by its path, without the ``header``.
+    lines of each table by its path, without the ``header``. ``pack`` is the path of the pack.
     """
     lines = [f"part,{header}"]
     for path, rows in tables.items():
         lines += [f"{path.name},{row}" for row in rows]
     text = "\n".join([*lines, ""])
-    # gzip would store the time. Without it, equal rows have equal hashes.
-    return gzip.compress(text.encode(), mtime=0)
+    return files.bytes_of(text, pack)
 
 
 def _free_pack_path(folder: Path, kind: str) -> Path:

@@ -701,13 +701,14 @@ class LabPoints:
         Raises UserError if the table is missing.
         """
         path = self.path("layers", f"{request.network}-b{request.batch}-r1")
-        if not store.has_table(path) and not self.saved("runs"):
+        is_missing = not store.has_table(path)
+        if is_missing and not self.saved("runs"):
             # It is left out if it takes longer than the time that is left.
             raise UserError(
                 f"the layers of {request.network} at batch size {request.batch} were not measured: "
                 f"{AGAIN_WITH_MORE_TIME}"
             )
-        if not store.has_table(path):
+        if is_missing:
             raise UserError(
                 f"{path.parent}: holds runs of an earlier campaign without the layers that "
                 f"were measured for it ({path.name}), so that it cannot be continued: name "

@@ -198,10 +198,10 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     # Opening and closing points are those that a session measures before and after all
     # others, the body. They serve the body, and are both listed behind it.
     points = [*sections.body, *sections.opening, *sections.closing]
-    missing = [point for point in points if not point.done(out)]
     # The machine lacks what all points need, which was said when the points were made.
     if not points:
         return "nothing of this can be measured on this machine"
+    missing = [point for point in points if not point.done(out)]
     if not missing:
         return f"{_counted(len(points))} done already: nothing is left to do"
     lines = []
