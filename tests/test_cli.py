@@ -528,6 +528,21 @@ def ring_of_eight_s(n_bytes: float) -> float:
     return 1e-3 * 14 / 6 + 8e-9 * n_bytes * (14 / 8) / (6 / 4)
 
 
+def test_a_file_without_ranks_has_no_times_between_the_ranks_after_a_change(
+    capsys: Capture,
+) -> None:
+    """What it lacks is stated by --ranks, for the times before the change alone."""
+    sizes = [1024 * 4**k for k in range(8)]
+    write_times("before.csv", sizes)
+    write_times("after.csv", sizes, ranks=8)
+    slower = pd.read_csv("after.csv")
+    slower.assign(seconds=3 * slower["seconds"]).to_csv("after.csv", index=False)
+    given = "--profile profile.csv --plan single --collectives"
+    answer = run(capsys, f"what-if {given} before.csv after.csv --ranks 4 --gpus 8")
+    alone = run(capsys, f"predict {given} after.csv --ranks 8")
+    assert answer["iteration_s_after"] == pytest.approx(alone["iteration_s"])
+
+
 def test_more_ranks_than_measured_cost_what_a_ring_costs(capsys: Capture) -> None:
     write_times("times.csv", [1024 * 4**k for k in range(8)], ranks=4)
     given = "--profile profile.csv --collectives times.csv --plan single --assume-ring"
