@@ -26,6 +26,8 @@ FLUSH_BYTES = {"cuda": 256 * MIB, "cpu": 64 * MIB}
 """Bytes by device that are more than its last cache holds."""
 HOLD_CYCLES = 6_000_000
 """Cycles of a GPU, about 3 ms, in which the host issues what is to be timed."""
+PROGRESS_S = 5.0
+"""The least time between two lines of progress of a loop, in seconds."""
 
 Floats = NDArray[np.float64]
 Action = Callable[[], object]
@@ -106,6 +108,9 @@ class Budget:
 
 
 def _nothing() -> None: ...
+
+
+def _no_progress(repeats: int, taken_s: float) -> None: ...
 
 
 def synchronizer(device: torch.device | str) -> Action:
@@ -258,6 +263,25 @@ def timed(
     return between_marks(action, device, before=hold_first)
 
 
+class Pace:
+    """Says when it is time for a further line of progress.
+
+    The first line is due `PROGRESS_S` after this object was made, and each further line as
+    long after the line before it.
+    """
+
+    def __init__(self) -> None:
+        self._last_s = perf_counter()
+
+    def due(self) -> bool:
+        """Return whether a line is due. If so, the time to the next line begins."""
+        now_s = perf_counter()
+        if now_s - self._last_s < PROGRESS_S:
+            return False
+        self._last_s = now_s
+        return True
+
+
 def measure_interleaved(
     actions: Mapping[Key, Action],
     budget: Budget,
@@ -265,6 +289,7 @@ def measure_interleaved(
     synchronize: Action = _nothing,
     setup: Action = _nothing,
     agree: Callable[[bool], bool] = bool,
+    progress: Callable[[int, float], object] = _no_progress,
 ) -> dict[Key, Floats]:
     """Time several actions in turn, so that drift of the machine affects all alike.
 
@@ -290,6 +315,9 @@ def measure_interleaved(
         actions communicate, all ranks must do equally many repeats, and this argument
         has to be `ddlkit.jobs.rank.agree_all`. By default this process decides alone:
         ``bool`` returns what it is given.
+    progress : callable, optional
+        Called after each repeat with the number of repeats so far and the seconds that they
+        took. Its own time counts for no action.
 
     Returns
     -------
@@ -305,9 +333,11 @@ def measure_interleaved(
     for repeat in range(1, budget.max_repeats + 1):
         for name, action in actions.items():
             samples[name].append(_time_once(action, setup, synchronize))
+        taken_s = perf_counter() - begun_s
+        progress(repeat, taken_s)
         if repeat < budget.min_repeats:
             continue
-        could_stop = perf_counter() - begun_s >= budget.max_s
+        could_stop = taken_s >= budget.max_s
         if not could_stop:
             # The intervals are only computed if there is time left.
             could_stop = all(budget.settled(seconds) for seconds in samples.values())

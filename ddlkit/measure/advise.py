@@ -101,10 +101,13 @@ def measure_model(
         training = loaded_together(user_model, accumulate, me, notes)
         longest = format_seconds(budget.max_s)
         me.say(
-            f"timing iterations of {training.network} for at most {longest}, and then comparing "
-            "its order of gradients with that of DDP"
+            f"timing iterations of {training.network} for at most {longest}, after which its "
+            "order of gradients is compared with that of DDP"
         )
         tables, profile = layers_of(training, budget, me)
+        me.say(
+            "comparing the order of gradients with that of DDP, which takes a few iterations"
+        )
         # The comparison wraps the model in DDP with default buckets, and trains until DDP
         # has rebuilt them. It returns in words whether DDP's order is that of the profile.
         # `other_than_predicted` then looks at the rebuilt buckets.
@@ -1004,8 +1007,8 @@ def trial(
     # To wrap the model has taken some of the time.
     left_s = max(0.0, ends_s - time.monotonic())
     me.say(
-        f"the plans {', '.join(ddp_by_plan)} are tried in turn; of the time of "
-        f"--confirm-minutes, about {left_s:.0f} s are left"
+        f"the plans {', '.join(ddp_by_plan)} are tried in turn, in each round {count} iterations "
+        f"of each; of the time of --confirm-minutes, about {left_s:.0f} s are left"
     )
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     # The median iteration of each round so far, by plan.
@@ -1060,6 +1063,7 @@ def _undisturbed_rounds(
         Seconds of each iteration of a round, of the slowest rank, by plan.
     """
     retries = Retries.on(me.device.type, me.say)
+    pace = clock.Pace()
     n_rounds = 0
     while n_rounds < LOOKS[-1]:
         # Each round needs all ranks, and their clocks differ. So they decide together: the
@@ -1081,9 +1085,9 @@ def _undisturbed_rounds(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         n_rounds += 1
-        iterations = f"{count} iterations of each of {len(ddp_by_plan)} plans"
-        time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
-        me.say(f"round {n_rounds} is done: {iterations}; {time_left}")
+        if pace.due():
+            time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
+            me.say(f"round {n_rounds} is done; {time_left}")
         yield seconds
     # The caller asks for no further round if the last one has decided the trial.
     me.say(

@@ -731,6 +731,18 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         iteration.run(training)
         hooked.append(iteration)
 
+    pace = clock.Pace()
+
+    def say_progress(repeats: int, taken_s: float) -> None:
+        """Print now and then how many iterations are timed, and how long it still takes."""
+        if pace.due():
+            left_s = max(0.0, budget.max_s - taken_s)
+            print_line = me.say if me else say
+            print_line(
+                f"{2 * repeats} iterations are timed; the timing ends in {left_s:.0f} s at the "
+                "latest"
+            )
+
     samples = clock.measure_interleaved(
         {"unhooked": run_unhooked, "hooked": run_hooked},
         budget,
@@ -738,6 +750,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         # Ranks end after the same repeat. A process alone decides by itself: `bool` returns
         # its own decision.
         agree=peers.agree_all if me else bool,
+        progress=say_progress,
     )
     # Marks give the times, so only the number of the samples is needed. The lists begin
     # with the repeats that warmed up. `samples` has only the repeats that count.

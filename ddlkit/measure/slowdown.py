@@ -46,8 +46,6 @@ PILOT_BYTES = 2**23
 """The most bytes of all messages of a pilot run, unless two messages have more."""
 WARMUP = 3
 """Iterations that warm up, because DDP rebuilds its buckets in the second."""
-PROGRESS_S = 5.0
-"""The least time between two lines of progress, in seconds."""
 PHASES = ("forward", "backward", "update")
 CAP_OF_ONE_BUCKET_MIB = float(2**20)
 """A bucket cap of 1 TiB, above the gradients of any model: they share one bucket."""
@@ -172,7 +170,7 @@ def slowdown_rounds(
     compared = _TrainingAndMessages(me, training, sizes)
     retries = Retries.on(me.device.type, me.say)
     begun_s = time.perf_counter()
-    said_s = begun_s
+    pace = clock.Pace()
     repeat = 0
     # Each round needs all ranks, and their clocks differ. So all of them go on until
     # every rank has run out of time.
@@ -190,9 +188,10 @@ def slowdown_rounds(
         # The fewest rounds are run even if they take longer than `max_s`.
         round_s = (now_s - begun_s) / repeat
         left_s = max(begun_s + max_s - now_s, (min_repeats - repeat) * round_s)
-        if now_s - said_s >= PROGRESS_S and left_s > 0:
-            said_s = now_s
-            me.say(f"rounds of slowdowns done: {repeat}; about {left_s:.0f} s are left")
+        if left_s >= 1 and pace.due():
+            me.say(
+                f"{repeat} rounds of slowdowns are done; about {left_s:.0f} s are left"
+            )
     # The line of progress only shows the last round, which is still in `frame`.
     me.say(f"{training.network}: {_backward_in_words(frame)}")
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddlkit.core.errors import UserError
+from ddlkit.jobs.clock import Pace
 from ddlkit.jobs.rank import Rank, Tables, agree_all, job
 from ddlkit.measure.advise import loaded_together
 from ddlkit.measure.given import Training, missing_gradients
@@ -28,8 +29,6 @@ from ddlkit.store.files import replace, scratch
 
 MEETING_S = 300.0
 """Seconds until all ranks must have built the model."""
-PROGRESS_S = 5.0
-"""The least time between two lines of progress, in seconds."""
 COMPRESSION = 9
 """The level of gzip. A trace is written once, and is then kept and sent around."""
 
@@ -194,6 +193,7 @@ def trace_iterations(
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
     n_all = warmup + iterations
     # When the last line of progress was printed, and how many iterations were done by then.
+    pace = Pace()
     said_s = time.monotonic()
     n_said = 0
     # Readers of a trace need shapes to find which copy belongs to which message.
@@ -201,9 +201,9 @@ def trace_iterations(
         for number in range(n_all):
             iterate(number)
             # Said before the next span begins. A line takes some microseconds, and comes seldom.
-            now_s = time.monotonic()
             n_done = number + 1
-            if now_s - said_s >= PROGRESS_S and n_done < n_all:
+            if n_done < n_all and pace.due():
+                now_s = time.monotonic()
                 # Recorded iterations take longer than those before, so the latest ones count.
                 left_s = (now_s - said_s) / (n_done - n_said) * (n_all - n_done)
                 said_s = now_s
