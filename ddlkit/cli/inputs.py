@@ -1774,7 +1774,7 @@ def predict_sharded(
     -------
     list of dict
         Two predictions for each way, in this order: resharded after the forward pass, and
-        kept whole. Warnings are not among them.
+        kept whole.
 
     Raises
     ------
@@ -1784,8 +1784,8 @@ def predict_sharded(
     from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
-    # The only way that ddlkit predict passes is the value of --units, which may be missing.
-    # That of ddlkit advise is never empty.
+    # Only ddlkit predict can pass an empty text here. It passes the value of --units, which is
+    # empty if the option was not given.
     if not specs[0]:
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "

@@ -366,7 +366,7 @@ def fit(
         The measured time of each.
     draws : int, optional
         How many draws the fit has: costs that show how uncertain the fitted one is. With
-        0 the fit has no interval.
+        0 the fit has no interval and, unless ``form`` is "auto", no error at held-out sizes.
     collective, workers, algorithm, samples : optional
         What a cost of messages holds for, as `MessageCost` describes it. None leaves
         the default of `MessageCost`.
@@ -395,8 +395,8 @@ def fit(
         raise UserError(f"draws is {draws}: must be 0 or more")
     sizes, seconds = _checked(sizes, seconds)
     why = ""
-    # The errors of the form at held-out sizes. They are computed only if they are needed: to
-    # choose a form, or to make draws.
+    # The errors of the form at held-out sizes. They take long to compute, so they stay None
+    # unless the choice of a form or the draws below need them.
     errors_of_form: HeldOutErrors | None = None
     if form == AUTO:
         by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)

@@ -131,12 +131,15 @@ class Link:
         Returns
         -------
         Parts
-            Seconds by message. If equal messages with these parts are played one right
-            after the other, each of them takes its cost.
+            Seconds by message. They are chosen such that `play` gives each message the time
+            of ``cost`` if equal messages follow one another without a pause, as they do when
+            they are measured.
         """
+        # On a link that saves up tokens, a message needs the processor and the link together.
         if self.burst_s:
             return self._overlapping_parts(cost, n_bytes)
-        # Without a burst the start-up is software, and the rest of the cost is link time.
+        # Otherwise it needs one after the other. The start-up is software, and the rest of the
+        # cost is link time.
         cost_s = np.asarray(cost(n_bytes))
         # A measured time can be below the start-up. The whole time is software then.
         software_s = np.minimum(_startup_s(cost), cost_s)

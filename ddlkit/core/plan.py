@@ -798,8 +798,9 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     name : str
         The name of a plan, without a colon and what follows it.
     *further : str
-        Names of plans that the caller makes itself, without a planner, before it calls
-        this function. Here they are only listed in the error.
+        Further names that the caller knows, of plans that it makes without a planner. The
+        error offers them, too. The caller has compared ``name`` with them already, so that
+        ``name`` is none of them.
 
     Raises
     ------
@@ -811,11 +812,11 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     # Each planner is shown by its first example, because some need a text after the colon.
     examples = [known.examples[0] for known in PLANNERS.values()]
     similar = difflib.get_close_matches(name.lower(), [*PLANNERS, *further], n=1)
-    guess = f"did you mean {similar[0]}? Otherwise " if similar else ""
-    raise UserError(
-        f"plan {shown(name)}: unknown: {guess}use a name such as "
-        f"{', '.join([*examples, *further])} (docs/GLOSSARY.md explains the names)"
-    )
+    listed = ", ".join([*examples, *further])
+    advice = f"use a name such as {listed} (docs/GLOSSARY.md explains the names)"
+    if similar:
+        advice = f"did you mean {similar[0]}? Otherwise {advice}"
+    raise UserError(f"plan {shown(name)}: unknown: {advice}")
 
 
 def make_plan(

@@ -1039,8 +1039,8 @@ def tasks_named(graph: TaskGraph, what: str) -> Bools:
         The tasks.
     what : str
         A kind ("all_reduce" or "allreduce"), a class of resources ("disk"), "layer:2",
-        or "rank:3" for all that this rank computes alone. The update is a task of all
-        ranks together.
+        or "rank:3" for all that this rank computes alone. These tasks do not include the
+        update, which is one task of all ranks.
 
     Returns
     -------

@@ -436,14 +436,14 @@ def _totals(trace: LayerTrace) -> Finding:
     # The position of the first layer with a gradient, which is the first one with parameters.
     # The layers before it may be the reading of data.
     first = int(trace.learnable[0])
-    before_first = format_seconds(float(forward_s[:first].sum()))
-    forward = format_seconds(float(forward_s.sum()) - float(forward_s[:first].sum()))
+    before_first_s = float(forward_s[:first].sum())
+    from_first_s = float(forward_s.sum()) - before_first_s
     backward = format_seconds(float(trace.backward_s.mean(axis=0).sum()))
     communication = format_seconds(float(trace.communication_s.mean(axis=0).sum()))
     text = (
-        "the file, which --without-input and --gradient-bytes do not change, has "
-        f"{forward} of forward ({before_first} more before the first layer with "
-        f"parameters), {backward} of backward, {communication} of communication, and "
-        f"gradients of {trace.n_bytes.sum()} bytes"
+        f"the file has {format_seconds(from_first_s)} of forward "
+        f"({format_seconds(before_first_s)} more before the first layer with parameters), "
+        f"{backward} of backward, {communication} of communication, and gradients of "
+        f"{trace.n_bytes.sum()} bytes, before --without-input and --gradient-bytes change these"
     )
     return Finding("totals", text=text)

@@ -102,8 +102,8 @@ class Job(Generic[S]):
         The function ``part`` yields new rows. Rank 0 saves after each yield, so that a
         job that is ended early leaves what it has measured. If ``me.out`` is temporary,
         the tables are saved only at the end, because the directory would not outlive a
-        job that is ended early. If ``part`` itself reads tables whose rows it has yielded
-        before, it therefore needs a directory that stays.
+        job that is ended early. A ``part`` that reads the tables of its own earlier rows
+        needs a directory that is not temporary, where these tables are saved already.
 
         Parameters
         ----------
@@ -126,7 +126,8 @@ class Job(Generic[S]):
                 if name in tables:
                     frames.insert(0, tables[name])
                 tables[name] = pd.concat(frames, ignore_index=True)
-                # Saving replaces the file by one with all rows so far.
+                # Saving replaces the file by one with all rows so far. On other ranks than
+                # rank 0, `_save` does nothing.
                 if not me.temporary_out:
                     self._save(me, name, tables[name])
         if me.temporary_out:

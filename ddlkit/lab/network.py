@@ -788,10 +788,12 @@ def _is_alive(label: str, state: Mapping[str, Any]) -> bool:
 
     ``state`` is what `_checked_state` returns.
     """
-    # A damaged state needs a process that never ran, so that the lab counts as dead.
+    # If the state was damaged, `_checked_state` has put a process that never ran in place of
+    # those that the lab needs. So the lab counts as dead.
     if not all(_runs(process) for process in state["needs"]):
         return False
-    # The owner of a lab may just be making its namespaces, or removing them.
+    # A lab that has an owner is alive while its owner runs. Its namespaces are not looked at,
+    # because the owner may just be making or removing them.
     if state["owned"]:
         return True
     shape = LabShape.from_dict(state["shape"])

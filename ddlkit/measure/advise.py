@@ -920,8 +920,8 @@ def read_advice(out: Path, suffix: str = "") -> Advice:
     calibrated = Calibration.of(messages).between(link, ranks)
     # Contention is by how much compute and messages slow each other down.
     with_contention = replace(calibrated, contention=Contention.of(slowdown))
-    # The profile is of whole iterations, with all batches that they accumulate. So the
-    # workload is not accumulated once more.
+    # The times of the profile are already those of whole iterations, with all batches that
+    # gradients are accumulated over. So `workload` is not told to accumulate any.
     work = store.read_profile(out / f"layers{suffix}.csv").workload()
     # The times of iterations of one rank alone, each divided by their median.
     scatter = scatter_of(samples)

@@ -672,8 +672,8 @@ def _modules_stay() -> Iterator[None]:
     """Let `nn.Module.to` change nothing, neither the device of a module nor its precision.
 
     torch cannot move a module of fake tensors, and raises RuntimeError. All fake tensors are on the
-    processor anyway. If the precision matters to the loss, it fails on the fake tensors, and the
-    check refuses nothing.
+    processor anyway. A loss that needs another precision may now fail. That does no harm, because
+    the check which runs the loss on fake tensors refuses no model for such a failure.
     """
     module_class: Any = nn.Module
     move = module_class.to

@@ -735,13 +735,15 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
 
     def say_progress(repeats: int, taken_s: float) -> None:
         """Print now and then how many iterations are timed, and how long it still takes."""
-        if pace.due():
-            left_s = max(0.0, budget.max_s - taken_s)
-            print_line = me.say if me else say
-            print_line(
-                f"{2 * repeats} iterations are timed; the timing ends in {left_s:.0f} s at the "
-                "latest"
-            )
+        if not pace.due():
+            return
+        # Each repeat has one iteration without hooks and one with hooks.
+        n_iterations = 2 * repeats
+        left_s = max(0.0, budget.max_s - taken_s)
+        print_line = me.say if me else say
+        print_line(
+            f"{n_iterations} iterations are timed; the timing ends in {left_s:.0f} s at the latest"
+        )
 
     samples = clock.measure_interleaved(
         {"unhooked": run_unhooked, "hooked": run_hooked},

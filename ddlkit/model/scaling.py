@@ -895,14 +895,15 @@ def _digits(seconds: float) -> int:
 def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
     """Return each measured number of GPUs and nodes, with its step and scaling factor.
 
-    A job is one run of the training. ``jobs`` has an entry for all jobs with the same GPUs and
-    nodes, in ascending order of GPUs. The result has the same order. A scaling factor is the step
-    on the fewest GPUs of one node over the step on the count.
+    A job is one run of the training. Each entry of ``jobs`` has all jobs on one number of GPUs and
+    nodes. The entries are in ascending order of GPUs, and so is the result. A scaling factor is the
+    step on the fewest GPUs of one node over the step on the count.
     """
-    # If all steps were measured on several nodes, `_refuse_unpredictable` refuses them later, so
-    # that any reference will do for them here.
     on_one_node = [of_count for of_count in jobs if of_count.nodes == 1]
-    smallest_s = (on_one_node or jobs)[0].step_s
+    # If no job ran on one node, the factors refer to the fewest GPUs of all. Nobody sees these
+    # factors, because `_refuse_unpredictable` then refuses the steps.
+    fewest_gpus = (on_one_node or jobs)[0]
+    smallest_s = fewest_gpus.step_s
     counts = []
     for of_count in jobs:
         # A single job has no range.
@@ -1511,12 +1512,14 @@ def _with_messages(
     # Gradients are exchanged by all-reduces.
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
-    # Messages within one node, or on other numbers of GPUs on a node, do not follow from
-    # tables of several nodes.
+    # The tables may be of other numbers of nodes, or of other numbers of GPUs on a node, from
+    # which the times of these messages do not follow.
     if count.gpus == 1 or not costs.knows("all_reduce", count.nodes, count.gpus):
         return count
-    # Without messages, an iteration takes as long as on the smallest count.
-    scaled = workload.scaled(smallest.step_s / workload.compute_s)
+    # All compute times are multiplied by one factor, so that an iteration without messages takes
+    # as long as the step on the smallest count.
+    factor = smallest.step_s / workload.compute_s
+    scaled = workload.scaled(factor)
     cost = costs.cost("all_reduce", count.nodes, count.gpus)
     iteration = Iteration(scaled, ddp(scaled), cost)
     bad_cost = slowed(cost, scaling.bad_day_factor(count.nodes))
