@@ -136,6 +136,16 @@ def test_ranks_decide_together(simulated: Simulated) -> None:
     assert wishes == [False] + [True] * 9  # five samples have no interval
 
 
+def test_progress_counts_the_repeats_after_the_warm_up(simulated: Simulated) -> None:
+    heard: list[tuple[int, float]] = []
+    measure_interleaved(
+        {"action": simulated.taking(repeat(2.0))},
+        Budget(warmup=2, min_repeats=3, max_repeats=3),
+        progress=lambda repeats, taken_s: heard.append((repeats, taken_s)),
+    )
+    assert heard == [(0, 0.0), (0, 0.0), (1, 2.0), (2, 4.0), (3, 6.0)]
+
+
 def test_an_action_that_returns_marks_is_timed_by_them(simulated: Simulated) -> None:
     def action() -> Marks:
         simulated.now += 0.03  # what the host does before and after does not count

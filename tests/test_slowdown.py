@@ -392,3 +392,31 @@ def test_the_command_says_what_it_takes_compute_for(
     refused = capsys.readouterr().err
     assert f"--slowdown {table}: was measured with ranks 4" in refused
     assert "ddlkit measure slowdown --ranks 2" in refused
+
+
+def test_a_slowdown_whose_compute_took_longer_than_the_profile_is_doubted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The factor that the warning names makes the two agree, so that it ends the warning."""
+    (profile_path,) = store.list_tables(places.RECORDED, f"cpu-2x-amd-epyc/{PROFILE}")
+    profile = store.read_profile(profile_path)
+    profile_s = profile.forward_s.sum() + profile.backward_s.sum() + profile.update_s
+    cost = tmp_path / "cost.json"
+    cost.write_text(json.dumps(COST.to_dict()))
+    table = rows(network="resnet18", batch=profile.batch)
+    # All ranks at once take 1.5 times as long as the rank of the profile.
+    table["seconds"] *= 1.5 * profile_s / sum(PHASES_S.values())
+    store.save_table(
+        table, tmp_path, "slowdown-net", schema="slowdown", command=["test"]
+    )
+    asked = ["predict", "--profile", str(profile_path), "--cost", str(cost), "--json"]
+    asked += ["--slowdown", str(tmp_path / "slowdown-net.csv")]
+
+    def doubts(*words: str) -> list[str]:
+        assert cli.main([*asked, *words]) == 0
+        warnings = json.loads(capsys.readouterr().out)["warnings"]
+        return [line for line in warnings if "on all ranks at once" in line]
+
+    (doubt,) = doubts()
+    assert "--dilation 1.5," in doubt
+    assert not doubts("--dilation", "1.5")

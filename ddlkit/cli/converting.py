@@ -203,13 +203,13 @@ def import_(arguments: argparse.Namespace) -> None:
         store.atomic_write_text(arguments.messages, message_csv)
         findings.append(message_finding)
         result["messages"] = str(arguments.messages)
+    if arguments.out:
+        result["profile"] = str(arguments.out)
     if arguments.json:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
         return
-    # Only a person reads where the profile was written. JSON has no entry for it.
-    written = {"profile": str(arguments.out)} if arguments.out else {}
-    show({**result, **written}, as_json=False)
+    show(result, as_json=False)
     _print_findings(findings)
 
 

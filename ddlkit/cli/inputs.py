@@ -36,6 +36,7 @@ from ddlkit.cli.command import (
 )
 from ddlkit.cli.converting import ELEMENT
 from ddlkit.core.errors import UserError, one_line, shown
+from ddlkit.core.units import format_seconds
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -231,8 +232,9 @@ INPUTS = (
             type=seconds,
             metavar="TIME",
             default=0.0,
-            help="The time to copy a byte of a gradient into and out of a message, "
-            "instead of --copies: seconds per byte, as in 1e-10, or with a unit, as in "
+            help="The time to copy a byte of a gradient into a message. Copying it out "
+            "again takes as long. The time takes the place of that of --copies: seconds "
+            "per byte, as in 1e-10, or with a unit, as in "
             "0.1ns. [default: as --slowdown says, and otherwise 0]",
         ),
     ),
@@ -1515,20 +1517,22 @@ def _with_contention(
 
     Contention is how much compute and messages slow each other down, and what copies of
     gradients cost. ``messages`` is the communication without it. If neither option is given,
-    ``messages`` is returned, and a note that contention is left out is added to ``notes``.
+    ``messages`` is returned. Without --slowdown, a note that compute and messages are assumed not
+    to slow each other down is added to ``notes``.
     Doubts about the slowdown are added to ``warnings``, as when it is of another network or
     device than the layers of ``profile``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
-    if not (arguments.slowdown or arguments.copies):
+    if not arguments.slowdown:
         note = NO_CONTENTION
         # What-if simulates a graph of tasks, and users cannot give it either option. So both are
         # None here, and the note names no option.
         if _is_what_if(arguments):
             note = NO_CONTENTION_OF_GRAPH
         notes.append(note)
+    if not (arguments.slowdown or arguments.copies):
         return messages
     contention = Contention.none()
     refuse_other_than_recorded(
@@ -1580,6 +1584,10 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
     )
 
 
+CLEARLY_LONGER = 1.2
+"""Compute on all ranks over that in a profile, from which on a warning is given."""
+
+
 def _measured_slowdown(
     arguments: argparse.Namespace,
     workers: int | None,
@@ -1595,7 +1603,9 @@ def _measured_slowdown(
     from ddlkit.model.contention import Contention
 
     rows = _rows_of_slowdown(arguments, workers)
-    warnings += _doubts_of_slowdown(arguments.slowdown, rows, profile)
+    warnings += _doubts_of_slowdown(
+        arguments.slowdown, rows, profile, arguments.dilation
+    )
     warnings += _other_machines_than_of_slowdown(arguments)
     return Contention.of(rows)
 
@@ -1628,15 +1638,51 @@ def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> Dat
     return rows
 
 
-def _doubts_of_slowdown(path: Path, rows: DataFrame, profile: Any) -> list[str]:
-    """Return warnings if a slowdown is of another device, network or batch than a profile.
+def _doubts_of_slowdown(
+    path: Path, rows: DataFrame, profile: Any, dilation: float
+) -> list[str]:
+    """Return warnings if a slowdown may not be that of the training in a profile.
 
-    ``rows`` are those of the table in ``path``, which have one network and one batch. Such a
-    table is not refused, because its slowdown may still be close.
+    They are given for a slowdown of another device, network or batch, and for one whose compute
+    took clearly longer. ``rows`` are those of the table in ``path``, which have one network and one
+    batch. ``dilation`` is the factor on all compute times of the profile. Such a table is not
+    refused, because its slowdown may still be close.
     """
-    return [
+    of_other_training = [
         *_doubts_of_slowdown_device(path, rows, profile),
         *_doubts_of_slowdown_network(path, rows, profile),
+    ]
+    # Another device, network or batch explains why compute takes another time.
+    return of_other_training or _doubts_of_slowdown_compute(
+        path, rows, profile, dilation
+    )
+
+
+def _doubts_of_slowdown_compute(
+    path: Path, rows: DataFrame, profile: Any, dilation: float
+) -> list[str]:
+    """Return a warning if compute alone takes clearly longer in ``rows`` than in a profile.
+
+    A table of slowdowns has the compute of all ranks at once. A profile is often that of one
+    rank, which has all cores of a machine for itself. ``dilation`` multiplies its times.
+    """
+    from ddlkit.model.contention import NOTHING
+
+    phases = rows["quantity"].isin(["forward", "backward", "update"])
+    alone = rows[phases & (rows["beside"] == NOTHING)]
+    # The sum over the phases of their medians over the rounds.
+    of_ranks_s = float(alone.groupby("quantity")["seconds"].median().sum())
+    of_profile_s = float(profile.forward_s.sum() + profile.backward_s.sum())
+    of_profile_s = dilation * (of_profile_s + float(profile.update_s))
+    factor = of_ranks_s / of_profile_s
+    if factor < CLEARLY_LONGER:
+        return []
+    return [
+        f"{path}: forward, backward and update took {format_seconds(of_ranks_s)} on all ranks "
+        f"at once, but {format_seconds(of_profile_s)} in the profile, from which the iteration is "
+        "predicted. Ranks that share the cores of a machine compute more slowly than one: "
+        f"multiply all compute by --dilation {dilation * factor:.3g}, or use a profile that was "
+        "measured on as many ranks"
     ]
 
 

@@ -545,11 +545,16 @@ def _contention_in_words(contention: dict[str, float] | None) -> str | None:
     """
     if contention is None:
         return None
-    return (
+    slowdown = (
         f"compute takes {contention['compute_factor']:.3g} times as long beside messages, "
-        f"messages take {contention['message_factor']:.3g} times as long beside compute, copies take "
-        f"{contention['copy_s_per_byte']:.3g} s a byte, and each bucket costs "
-        f"{contention['bucket_s']:.3g} s besides"
+        f"messages take {contention['message_factor']:.3g} times as long beside compute"
+    )
+    # Without --slowdown, no slowdown is known. That of measured messages is never exactly 1.
+    if contention["compute_factor"] == contention["message_factor"] == 1:
+        slowdown = "compute and messages are assumed not to slow each other down"
+    return (
+        f"{slowdown}, copies take {contention['copy_s_per_byte']:.3g} s a byte, and each bucket "
+        f"costs {contention['bucket_s']:.3g} s besides"
     )
 
 

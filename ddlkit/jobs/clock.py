@@ -317,7 +317,8 @@ def measure_interleaved(
         ``bool`` returns what it is given.
     progress : callable, optional
         Called after each repeat with the number of repeats so far and the seconds that they
-        took. Its own time counts for no action.
+        took. These are 0 after a repeat that warms up. The time of the call counts for no
+        action.
 
     Returns
     -------
@@ -327,6 +328,7 @@ def measure_interleaved(
     for _ in range(budget.warmup):
         for action in actions.values():
             _time_once(action, setup, synchronize)
+        progress(0, 0.0)
     samples: dict[Key, list[float]] = {name: [] for name in actions}
     begun_s = perf_counter()
     # Repeats are counted from 1, so that `repeat` says how many are done.

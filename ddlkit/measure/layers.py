@@ -737,12 +737,18 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         """Print now and then how many iterations are timed, and how long it still takes."""
         if not pace.due():
             return
+        print_line = me.say if me else say
+        if not repeats:
+            print_line("iterations that warm up are done; the timing begins")
+            return
+        # The fewest repeats are run even if they take longer than `max_s`.
+        fewest_left_s = (budget.min_repeats - repeats) * taken_s / repeats
+        left_s = max(0.0, budget.max_s - taken_s, fewest_left_s)
         # Each repeat has one iteration without hooks and one with hooks.
         n_iterations = 2 * repeats
-        left_s = max(0.0, budget.max_s - taken_s)
-        print_line = me.say if me else say
         print_line(
-            f"{n_iterations} iterations are timed; the timing ends in {left_s:.0f} s at the latest"
+            f"{n_iterations} iterations are timed; the timing takes at most about {left_s:.0f} s "
+            "more"
         )
 
     samples = clock.measure_interleaved(

@@ -48,12 +48,28 @@ FILL_POOLS_S = 3.0
 """Seconds to fill the pools, which are the memory from and to which copies are timed."""
 WARMTH = 1.2
 """Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
-SLOWDOWN_FACTOR = 3.0
-"""Expected duration of a slowdown over the ``max_s`` of its budget."""
 LAB_ITERATION_S = 2.0
 """Seconds that one iteration is expected to take in a lab."""
-EXPECTED_SPEEDUP = {"cpu": 2, "cuda": 10}
-"""How many times shorter than `LAB_ITERATION_S` an iteration of training is, roughly."""
+CORE_FLOPS_PER_S = 1e11
+"""The FLOPs per second that a core of a processor is expected to compute in training.
+
+A core of a virtual machine trained ResNet-50 and VGG-16 at 0.8e11 to 1.0e11 FLOP/s."""
+GPU_FLOPS_PER_S = 1e13
+"""The FLOPs per second that a GPU is expected to compute in training."""
+PASSES = 3
+"""FLOPs of an iteration over those of its forward pass: backward has about twice as many."""
+LEAST_BATCH_S = 0.01
+"""Seconds that forward, backward and update of the smallest batch are expected to take."""
+UNKNOWN_BATCH_S = 1.0
+"""Seconds that a batch is expected to take if its FLOPs cannot be counted."""
+ITERATIONS_BEFORE_SLOWDOWN = 15
+"""How many iterations take as long as all that precedes the first round of slowdowns.
+
+The model is wrapped in DDP twice and warmed up, and messages are tried."""
+ITERATIONS_OF_SLOWDOWN = 15
+"""How many iterations take as long as a round of slowdowns, without slow messages."""
+MESSAGES_OF_SLOWDOWN = 3
+"""How many messages of all gradients a round of slowdowns sends at least, about."""
 COPY_KINDS = {"cpu": 1, "cuda": 5}
 """How many kinds of copies a device has: a GPU has those to and from pinned and pageable
 memory of the host, and those within itself."""
@@ -232,10 +248,60 @@ class Needs(Generic[Settings]):
 # -- how long each kind takes ----------------------------------------------------------
 
 
-def layers_s(budget: Budget, ranks: int = 1) -> float:
-    """Return how long the layers of a network are expected to take, in seconds."""
-    start_s = LAUNCH_S if ranks > 1 else 0.0
-    return start_s + BUILD_S + WARMTH * budget.max_s
+def batch_s(network: str, batch: int, device: str, cores: int) -> float:
+    """Return how long forward, backward and update are expected to take, in seconds.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network.
+    batch : int
+        The number of samples.
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    cores : int
+        How many cores compute, if the device is a processor.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    size = networks.size_of(network)
+    if size is None:
+        return UNKNOWN_BATCH_S
+    flops_per_s = GPU_FLOPS_PER_S
+    if device == "cpu":
+        flops_per_s = cores * CORE_FLOPS_PER_S
+    return max(LEAST_BATCH_S, PASSES * batch * size.flops_of_sample / flops_per_s)
+
+
+def layers_s(budget: Budget, iteration_s: float, ranks: int = 1) -> float:
+    """Return how long the layers of a network are expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure.
+    iteration_s : float
+        The expected seconds of an iteration.
+    ranks : int, optional
+        How many ranks measure at the same time.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    launch_s = LAUNCH_S if ranks > 1 else 0.0
+    # Each repeat has an iteration with hooks and one without. Before them, one iteration
+    # shows the order of the layers and one counts their FLOPs.
+    repeat_s = 2 * iteration_s
+    start_s = 2 * iteration_s + budget.warmup * repeat_s
+    # The fewest repeats may take longer than the budget, and the most may take less.
+    fewest_s = budget.min_repeats * repeat_s
+    most_s = budget.max_repeats * repeat_s
+    return launch_s + BUILD_S + start_s + min(max(budget.max_s, fewest_s), most_s)
 
 
 def collectives_s(
@@ -271,9 +337,29 @@ def collectives_s(
     return launch_s + collectives * sum(sizes_s)
 
 
-def slowdowns_s(budget: Budget) -> float:
-    """Return how long the slowdown of a network is expected to take, in seconds."""
-    return LAUNCH_S + BUILD_S + SLOWDOWN_FACTOR * budget.max_s
+def slowdowns_s(budget: Budget, iteration_s: float, message_s: float) -> float:
+    """Return how long the slowdown of a network is expected to take, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure.
+    iteration_s : float
+        The expected seconds of an iteration without messages.
+    message_s : float
+        The expected seconds of a message with all gradients.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    messages_s = MESSAGES_OF_SLOWDOWN * message_s
+    # The messages that are tried at the start are about as many as those of a round.
+    start_s = ITERATIONS_BEFORE_SLOWDOWN * iteration_s + messages_s
+    round_s = ITERATIONS_OF_SLOWDOWN * iteration_s + messages_s
+    rounds_s = max(budget.max_s, budget.min_repeats * round_s)
+    return LAUNCH_S + BUILD_S + start_s + rounds_s
 
 
 def copies_s(budget: Budget, device: str, sizes: int) -> float:
@@ -299,37 +385,35 @@ def copies_s(budget: Budget, device: str, sizes: int) -> float:
 
 
 def trainings_s(
-    device: str, plans: int, repeats: int, iterations: int, accumulate: int
+    compute_s: float, message_s: float, plans: int, repeats: int, iterations: int
 ) -> float:
     """Return how long training under several plans is expected to take, in seconds.
 
     Parameters
     ----------
-    device : str
-        ``"cpu"`` or ``"cuda"``.
+    compute_s : float
+        The expected seconds of an iteration without exchange of gradients.
+    message_s : float
+        The expected seconds of a message with all gradients.
     plans : int
         How many plans are trained under.
     repeats : int
         How many rounds there are.
     iterations : int
         How many iterations with exchange of gradients a plan has in each round.
-    accumulate : int
-        How many batches an iteration has.
 
     Returns
     -------
     float
         Seconds.
     """
-    # An iteration of one batch takes `LAB_ITERATION_S` in a lab. On each of these devices it
-    # is expected to be shorter by a factor.
-    batch_s = LAB_ITERATION_S / EXPECTED_SPEEDUP[device]
-    iteration_s = accumulate * batch_s
-    # The factor is 3, because in a round as many iterations without exchange precede those
-    # that exchange gradients, and as many follow them. Each plan warms up once, before its
-    # first round.
-    iterations_of_a_plan = repeats * 3 * iterations + training.WARMUP
-    return LAUNCH_S + plans * iterations_of_a_plan * iteration_s
+    # Messages are expected to overlap with little of the compute.
+    iteration_s = compute_s + message_s
+    # In a round, as many iterations without exchange precede those that exchange gradients,
+    # and as many follow them. Each plan warms up once, before its first round.
+    round_s = iterations * (iteration_s + 2 * compute_s)
+    plan_s = training.WARMUP * iteration_s + repeats * round_s
+    return LAUNCH_S + plans * plan_s
 
 
 # -- the table -------------------------------------------------------------------------
@@ -338,8 +422,9 @@ _OF_NETWORK = "the network, its gradients and momentum, and its activations"
 
 LAYERS = Needs(
     layers_s,
-    f"The network is built in {BUILD_S:g} s. Repeats take {WARMTH:g} times the budget, "
-    f"because they also warm up. Several ranks start in {LAUNCH_S:g} s.",
+    f"The network is built in {BUILD_S:g} s. Repeats take the budget, or as long as the "
+    "fewest iterations, whose time follows from the FLOPs of the network. Several ranks "
+    f"start in {LAUNCH_S:g} s.",
     gpus=Gpus.EACH_RANK,
     ranks="1 or more",
     needs_network=True,
@@ -357,10 +442,10 @@ COLLECTIVES = Needs(
 )
 SLOWDOWNS = Needs(
     slowdowns_s,
-    f"Ranks start in {LAUNCH_S:g} s and build the network in {BUILD_S:g} s. The rest "
-    f"takes {SLOWDOWN_FACTOR:g} times the budget, because the model is wrapped in DDP "
-    "twice, messages are tried before the first round, and the least number of rounds "
-    "with slow messages takes longer than the budget.",
+    f"Ranks start in {LAUNCH_S:g} s and build the network in {BUILD_S:g} s. Before the "
+    "first round, the model is wrapped in DDP twice and messages are tried. The rounds take "
+    "the budget, or as long as the fewest rounds, whose time follows from the FLOPs and the "
+    "gradients of the network.",
     gpus=Gpus.EACH_RANK,
     ranks="2 or more",
     lab=Lab.AT_A_RATE,
@@ -377,8 +462,7 @@ MEMORY_COPIES = Needs(
 TRAININGS = Needs(
     trainings_s,
     f"Ranks start in {LAUNCH_S:g} s. Each round has the iterations and twice as many "
-    f"without exchange. One takes {LAB_ITERATION_S / EXPECTED_SPEEDUP['cpu']:g} s on a "
-    f"processor and {LAB_ITERATION_S / EXPECTED_SPEEDUP['cuda']:g} s on a GPU, roughly.",
+    "without exchange. Their time follows from the FLOPs and the gradients of the network.",
     gpus=Gpus.EACH_RANK,
     ranks="2 or more",
     lab=Lab.AT_A_RATE,

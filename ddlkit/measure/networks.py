@@ -8,6 +8,7 @@ networks of torchvision. Other packages may register networks of their own by
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import math
 import sys
@@ -414,3 +415,70 @@ def flop_counter() -> Any:
         Its method ``get_total_flops`` returns the count so far.
     """
     return FlopCounterMode(display=False, custom_mapping=_FORMULAS)
+
+
+# -- how large a network is, without computing with it -----------------------------------
+
+SAMPLES_COUNTED = 2
+"""The batch whose FLOPs are counted. Batch normalization needs more than one sample."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much a network computes, and how much of it is exchanged.
+
+    Attributes
+    ----------
+    flops_of_sample : float
+        The FLOPs of the forward pass of one sample, 2 per multiply-add.
+    gradient_bytes : int
+        The bytes of all gradients.
+    """
+
+    flops_of_sample: float
+    gradient_bytes: int
+
+
+@functools.cache
+def size_of(name: str) -> Size | None:
+    """Return the size of a network, without the memory for it and without computing.
+
+    Parameters
+    ----------
+    name : str
+        The name of the network.
+
+    Returns
+    -------
+    Size or None
+        None if the network cannot be counted in this way, because a package is missing or
+        because its forward pass depends on the values of tensors.
+
+    Raises
+    ------
+    UserError
+        If the name is unknown.
+
+    Examples
+    --------
+    >>> size = size_of("resnet18")
+    >>> round(size.flops_of_sample / 1e9, 1), size.gradient_bytes
+    (3.6, 46758048)
+    """
+    network = find(name)
+    if network.package and find_spec(network.package) is None:
+        return None
+    inputs, _ = network.sample(SAMPLES_COUNTED, torch.Generator().manual_seed(0))
+    try:
+        # Tensors of the device "meta" have shapes and no values.
+        with torch.device("meta"):
+            model = network.build().train()
+        with flop_counter() as counter:
+            model(inputs.to("meta"))
+    except (RuntimeError, NotImplementedError):
+        # An operation needs values.
+        return None
+    gradient_bytes = sum(
+        parameter.nbytes for parameter in model.parameters() if parameter.requires_grad
+    )
+    return Size(counter.get_total_flops() / SAMPLES_COUNTED, gradient_bytes)

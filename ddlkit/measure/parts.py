@@ -48,7 +48,7 @@ IN_LAB_S = 900.0
 """Seconds that ranks in a lab may always take, however little was expected."""
 PATIENCE = 3.0
 """Ranks are ended after this many times the expected duration, and `PATIENCE_AT_START_S`."""
-PATIENCE_AT_START_S = 20.0
+PATIENCE_AT_START_S = 60.0
 """Seconds that ranks may take in any case, because a busy machine starts them slowly."""
 SLOWDOWN = Budget(warmup=0, min_repeats=5, max_repeats=100, max_s=10.0)
 """How many rounds of compute with messages are run. What warms up precedes them."""
@@ -370,7 +370,10 @@ def layers(
     # ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
-        estimate_s = needs.LAYERS.seconds(budget, count)
+        iteration_s = needs.batch_s(name, batch, here.device, _cores_of_rank(count))
+        estimate_s = needs.LAYERS.seconds(budget, iteration_s, count)
+        # More ranks than cores take turns, and everything then takes longer.
+        estimate_s *= _longer_on_shared_cores(here, count)
         measure: Callable[[], Any]
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
@@ -661,10 +664,11 @@ def slowdowns(
     for count, bits_per_s, delay_s, (name, batch) in product(
         ranks, rate, delay, networks
     ):
-        estimate_s = needs.SLOWDOWNS.seconds(budget)
+        members, place = place_of(here, count, bits_per_s, delay_s)
+        iteration_s, message_s = _expected_iteration_s(here, members, name, batch)
+        estimate_s = needs.SLOWDOWNS.seconds(budget, iteration_s, message_s)
         # More ranks than cores take turns, and everything then takes longer.
         estimate_s *= _longer_on_shared_cores(here, count)
-        members, place = place_of(here, count, bits_per_s, delay_s)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
         point = Point("slowdown", f"{name}-b{batch}-{place}", run, estimate_s)
         # If the machine lacks what the point needs, `offer` returns a point in its place
@@ -672,6 +676,73 @@ def slowdowns(
         yield needs.SLOWDOWNS.offer(
             point, here.on_gpu, count, in_lab=bool(bits_per_s), network=name
         )
+
+
+def _cores_of_rank(count: int) -> int:
+    """Return how many cores each of ``count`` ranks on this machine has, at least 1."""
+    return max(1, machine.cores() // max(1, count))
+
+
+def _expected_iteration_s(
+    here: Here, members: Ranks, network: str, batch: int
+) -> tuple[float, float]:
+    """Return the seconds that an iteration is expected to take, in two parts.
+
+    These are the compute of a batch, and a message with all gradients. More ranks than cores
+    are not taken into account, for which `_longer_on_shared_cores` has a factor. If the size
+    of the network is not known, the message counts as empty.
+    """
+    cores = _cores_of_rank(members.count)
+    device = here.device
+    # GPUs take no part in a lab.
+    if members.lab_shape is not None:
+        device = "cpu"
+    compute_s = needs.batch_s(network, batch, device, cores)
+    size = networks_by_name.size_of(network)
+    gradient_bytes = size.gradient_bytes if size else 0
+    message_s = _expected_message_s(gradient_bytes, members, on_nccl=device == "cuda")
+    return compute_s, message_s
+
+
+def expected_training_s(
+    here: Here,
+    case: TrainingCase,
+    plans: int,
+    repeats: int,
+    iterations: int,
+    accumulate: int,
+) -> float:
+    """Return how long the training of a case is expected to take, in seconds.
+
+    Parameters
+    ----------
+    here : Here
+        Where the session measures.
+    case : TrainingCase
+        The network, its batch size and its ranks.
+    plans : int
+        How many plans are trained under.
+    repeats : int
+        How many rounds there are.
+    iterations : int
+        How many iterations with exchange of gradients a plan has in each round.
+    accumulate : int
+        How many batches an iteration has.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    batch_s, message_s = _expected_iteration_s(
+        here, case.members, case.network, case.batch
+    )
+    compute_s = accumulate * batch_s
+    estimate_s = needs.TRAININGS.seconds(
+        compute_s, message_s, plans, repeats, iterations
+    )
+    # More ranks than cores take turns, and the iterations then take longer.
+    return estimate_s * _longer_on_shared_cores(here, case.members.count)
 
 
 def _longer_on_shared_cores(here: Here, count: int) -> float:
@@ -937,15 +1008,9 @@ def training_by_own_rule(
         iterations=iterations,
         accumulate=accumulate,
     )
-    estimate_s = needs.TRAININGS.seconds(
-        here.device,
-        plans=len(own_plan),
-        repeats=repeats,
-        iterations=iterations,
-        accumulate=accumulate,
+    estimate_s = expected_training_s(
+        here, case, len(own_plan), repeats, iterations, accumulate
     )
-    # More ranks than cores take turns, and the iterations then take longer.
-    estimate_s *= _longer_on_shared_cores(here, case.members.count)
     return training_point(here, case, key, make_settings, estimate_s)
 
 

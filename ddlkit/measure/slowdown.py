@@ -167,6 +167,9 @@ def slowdown_rounds(
         "link_bits_per_s": me.link_bits_per_s,
         "ranks": me.world_size,
     }
+    me.say(
+        "training to warm up, and trying how many messages last as long as an iteration"
+    )
     compared = _TrainingAndMessages(me, training, sizes)
     retries = Retries.on(me.device.type, me.say)
     begun_s = time.perf_counter()
@@ -190,7 +193,7 @@ def slowdown_rounds(
         left_s = max(begun_s + max_s - now_s, (min_repeats - repeat) * round_s)
         if left_s >= 1 and pace.due():
             me.say(
-                f"{repeat} rounds of slowdowns are done; about {left_s:.0f} s are left"
+                f"round {repeat} of slowdowns is done; about {left_s:.0f} s are left"
             )
     # The line of progress only shows the last round, which is still in `frame`.
     me.say(f"{training.network}: {_backward_in_words(frame)}")

@@ -224,7 +224,7 @@ def _iteration(
 ) -> Iteration:
     """Return the predicted iteration, with selections and contention where there are any.
 
-    ``copy_s_per_byte`` is the time to copy a gradient into and out of messages, in seconds
+    ``copy_s_per_byte`` is the time to copy a gradient into a message, in seconds
     per byte, unless a contention has a measured value.
     """
     cost = communication.cost

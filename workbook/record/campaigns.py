@@ -37,7 +37,7 @@ from ddlkit.lab.network import Lab, LabShape
 from ddlkit.measure import networks as known_networks
 from ddlkit.measure.collectives import CollectivesSettings, messages_at, missing_sizes
 from ddlkit.measure.layers import layer_tables
-from ddlkit.measure.needs import LAYERS
+from ddlkit.measure.needs import LAYERS, batch_s
 from ddlkit.measure.session import (
     Origin,
     Point,
@@ -508,6 +508,7 @@ class LabPoints:
     def _profile_point(self, network: str, batch: int) -> Point:
         """Return the point that measures the layers of a network on one rank."""
         budget = EXTENTS[self.extent].profile_budget
+        iteration_s = batch_s(network, batch, self.device, machine.cores())
         measure = partial(
             layer_tables,
             network,
@@ -522,7 +523,7 @@ class LabPoints:
             # The ending "-r1" stands for one rank.
             f"{network}-b{batch}-r1",
             measure,
-            estimate_s=LAYERS.seconds(budget),
+            estimate_s=LAYERS.seconds(budget, iteration_s),
             tables=["layers", "samples"],
             folder=self.folder,
         )

@@ -274,9 +274,6 @@ def trainings(
         A point for each number of ranks, rate, delay and network.
     """
     only_own_rule = [*plans] == [training.OWN_PLAN]
-    estimate_s = TRAININGS.seconds(
-        here.device, len(plans), repeats, iterations, accumulate
-    )
     for case in parts.training_cases(here, networks, ranks, rate, delay):
         if only_own_rule and not case.in_lab:
             yield parts.training_by_own_rule(
@@ -288,6 +285,9 @@ def trainings(
         # The plans are made when the point is measured, because earlier points measure their
         # inputs.
         make_settings = partial(_planned_settings, trained, repeats, iterations)
+        estimate_s = parts.expected_training_s(
+            here, case, len(plans), repeats, iterations, accumulate
+        )
         yield parts.training_point(
             here,
             case,
