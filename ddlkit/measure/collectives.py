@@ -221,7 +221,8 @@ def collectives_job(me: Rank, settings: CollectivesSettings) -> Iterator[Tables]
             # A line of progress for the user.
             n_done += 1
             median = format_seconds(float(np.median(spread.slowest_s)))
-            message = f"{collective} of {format_bytes(size)} on {me.world_size} ranks"
+            ranks = "1 rank" if me.world_size == 1 else f"{me.world_size} ranks"
+            message = f"{collective} of {format_bytes(size)} on {ranks}"
             me.say(f"{n_done} of {n_all} messages: {message} takes {median}")
         yield {"collectives": pd.concat(frames, ignore_index=True)}
 

@@ -179,7 +179,9 @@ def slowdown_rounds(
     # every rank has run out of time.
     while repeat < min_repeats or not agree_all(time.perf_counter() - begun_s >= max_s):
         watch = Watch(me.rank)  # notes how busy the machine is during the round
+        round_begun_s = time.perf_counter()
         rows = list(compared.measure_round())
+        round_s = time.perf_counter() - round_begun_s
         # If others disturbed the round, `again` pauses and has it repeated, as long as
         # repeats are left.
         if retries.again(usage_of_all(watch.usage())):
@@ -188,8 +190,8 @@ def slowdown_rounds(
         yield {"slowdown": frame}
         repeat += 1
         now_s = time.perf_counter()
-        # The fewest rounds are run even if they take longer than `max_s`.
-        round_s = (now_s - begun_s) / repeat
+        # The fewest rounds are run even if they take longer than `max_s`. Each of those left is
+        # expected to take as long as this one.
         left_s = max(begun_s + max_s - now_s, (min_repeats - repeat) * round_s)
         if left_s >= 1 and pace.due():
             me.say(

@@ -389,9 +389,10 @@ class _Session:
         present = [row.key for row in body if row.outcome in HAVE_TABLES]
         if present:
             say(f"already measured: {', '.join(present)}")
-        to_go_s = sum(row.estimate_s for row in (*opening, *missing, *closing))
+        to_go = [*opening, *missing, *closing]
+        to_go_s = sum(row.estimate_s for row in to_go)
         if to_go_s:
-            say(f"{_counted(len(missing))} to do, about {to_go_s / 60:.1f} min")
+            say(f"{_counted(len(to_go))} to do, about {to_go_s / 60:.1f} min")
         # A point that failed in an earlier session may fail again, and comes last.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         first = [row for row in missing if row.key not in faulty]
