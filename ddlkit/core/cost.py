@@ -822,9 +822,11 @@ class HeldOut(Form):
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.normalized_log_errors)
-        # A table is interpolated, and errs more in a wide gap. A gap is the logarithm of the
-        # measured size above over the one below. The stored errors were divided by the gap
-        # around their own size to this power, and are multiplied by that around ``sizes``.
+        # A table is interpolated, and errs more in a wide gap between measured sizes. The gap
+        # around a size is the logarithm of the measured size above it over the one below it.
+        # The error at a size was divided by gap**gap_power for its own gap before it was stored.
+        # Here it is multiplied by gap**gap_power for the gap around each of ``sizes``. Other
+        # costs have no gaps, and errors that were stored as they are.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.

@@ -484,9 +484,11 @@ def _fronts(
     """Return the fronts of all prefixes, and the best plan that is found along the way.
 
     The two coordinates of a point are `selected_s` and `arrived_s`, as in `Front`: how long a
-    plan of the prefix selects gradients, and when its last message arrives. Fronts of suffixes
-    result if the groups are mirrored (`Groups.mirrored`). Selecting and sending are exchanged
-    then, and "prefix" and "suffix" here change places, too.
+    plan of the prefix selects gradients, and when its last message arrives.
+
+    The function returns the fronts of all suffixes if it is called with ``groups.mirrored()``,
+    with the bounds of suffixes as ``prefixes`` and with those of prefixes as ``suffixes``. In the
+    meaning of both coordinates, selecting and sending are then exchanged.
 
     Parameters
     ----------
@@ -533,8 +535,9 @@ def _fronts(
         kept = kept[in_time]
         front = Front(selected_s[kept], arrived_s[kept])
 
-        # A front with too many points keeps one point for each run of neighbours. The most
-        # promising point of the run, its representative, says how this point is reached.
+        # A front with too many points keeps one point for each run of neighbours. In a pass for
+        # lower bounds, the kept point can be one that no plan has. So the most promising point
+        # of the run, its representative, lends it the plan by which it is reached.
         if len(kept) > this_pass.most:
             front, representatives = _thinned(front, ends_s[in_time], this_pass)
             kept = kept[representatives]
@@ -542,9 +545,9 @@ def _fronts(
         states.add(last + 1, front, previous[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
-    # The last state that was added is the last point of the front of all tensors. Along a
-    # front ``arrived_s`` falls. No tensor follows, so the end of an iteration is ``arrived_s``,
-    # and the last point has the earliest end.
+    # `states.plan` returns the plan of the state that was added last, the last point of the front
+    # of all tensors. This plan is the best, because no tensor follows these, so that the iteration
+    # ends at ``arrived_s``, which is least at the last point of a front.
     return fronts, states.plan()
 
 

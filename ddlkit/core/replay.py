@@ -339,8 +339,9 @@ class Schedule:
                     ends_s[:n_posted] = self._ends_s(posted_s[:, :n_posted], parts)
                     ends_are_current = True
                 if k in self.rooted:
-                    # Only rank 0 sends this message. Each other rank has it at a time of its
-                    # own, so there is no common end to which the lag of a rank is added.
+                    # Only rank 0 sends this message, and each other rank has it at a time of
+                    # its own. `ends_s` says only when the last rank has it, and serves the
+                    # messages that follow on the link.
                     message_s = parts.software_s[k] + parts.wire_s[k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:
@@ -449,8 +450,9 @@ class Schedule:
             if segment.action == WAIT:
                 k = segment.message
                 if k in self.rooted:
-                    # Only rank 0 sends this message. Each other rank has it at a time of its
-                    # own, so there is no common end to which the lag of a rank is added.
+                    # Only rank 0 sends this message, and each other rank has it at a time of
+                    # its own. `ends_s` says only when the last rank has it, and serves the
+                    # messages that follow on the link.
                     message_s = self.message_s[i, k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:

@@ -528,14 +528,16 @@ class CheckedCollective:
         """Return a row of the buffers as it is before the collective.
 
         A row holds the result of one message. If the collective is in place, the row also
-        holds the input, and has as many ``elements`` as the collective.
+        holds the input, and is as large as the larger of the two, which has ``elements``
+        elements. An all-gather in place between R ranks has R parts, of which a rank's input is
+        one.
         """
         row_elements = elements if self._in_place else self.expected.numel()
         # An element that the collective does not write must not look right. So all of a
         # row but the input is NaN before.
         row = self.mine.new_full((row_elements,), float("nan"))
-        # In place, the input lies in the row itself, next to the NaN. `_source` returns
-        # this part of the row.
+        # In place, the input lies in the row itself, in the part that `_source` returns. Of an
+        # all-reduce or a reduce-scatter this is the whole row, so that no NaN remains.
         if self._in_place:
             self._source(row).copy_(self.mine)
         return row

@@ -162,8 +162,9 @@ class _HookedIteration:
         # When each gradient becomes ready, counted from the start of the last backward
         # pass.
         ready = self._ready(passed, backward_begin)
-        # How long the forward pass of each layer takes. A layer counts to the one before it
-        # if its first tensor is not in `ready`.
+        # How long the forward pass of each layer takes. If the first tensor of a layer got no
+        # gradient, and so is not in `ready`, the time of the layer is added to that of the layer
+        # before it.
         layers = self._layers(passed, backward_begin, ready)
         return _Shares(layers, ready, whole=float(passed[-1]))
 

@@ -697,21 +697,18 @@ def trial_result(measured: Gain) -> str:
         A clause without a full stop, as in "no difference could be measured".
     """
     _, upper = measured.interval
-    # The whole interval lies above zero, and has gains that are worth a change.
+    # A plan is supported if its interval begins above zero and ends at `WORTH` or above.
     if is_supported(measured):
         return GAIN_WAS_MEASURED
-    # The whole interval lies below zero.
     if upper < 0:
         return "the plan was measured to be slower"
-    # The gain itself is zero or a loss, and no gain in its interval is worth a change.
-    if upper < WORTH and measured.share <= 0:
-        return "no gain was measured"
-    # A gain was measured, but no gain in its interval is worth a change, even if the whole
-    # interval lies above zero.
+    # If no gain in the interval is worth a change, the gain itself says which of these it is.
     if upper < WORTH:
+        if measured.share <= 0:
+            return "no gain was measured"
         return f"the measured gain is below {WORTH:.0%}"
-    # The interval has gains that are worth a change. It also contains zero, because the
-    # plan is not supported.
+    # The interval ends at `WORTH` or above. So it does not begin above zero, because the plan
+    # would be supported otherwise. It contains both zero and gains that are worth a change.
     return "no difference could be measured"
 
 

@@ -1077,8 +1077,7 @@ def _removals(
 
     Causes are delays of ranks, contention (messages slow compute down), copies of gradients into
     and out of buckets, broadcasts of buffers, start-ups of messages, and bandwidth. Because
-    removals are functions of a schedule, one can follow another. The result has them in the order
-    in which `_waterfall` applies them, except that `_waterfall` removes the buffers last.
+    removals are functions of a schedule, one can follow another.
 
     ``cost`` is what messages cost by their size. Without it, start-up and bandwidth
     cannot be told apart, and have no removals.

@@ -218,13 +218,14 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
         # start-up is nothing but start-up.
         startups_s = np.minimum(startup_s, schedule.message_s)
         return replace(training, schedule=replace(schedule, startup_s=startups_s))
-    # When the last rank posted each message and when it ended, by the clock of the first
-    # rank, because the clocks of ranks differ. The times alone follow from these instants.
+    # The clocks of ranks differ, so all instants are converted to the clock of the first rank.
     one_clock = _InOneClock.of(training.traces)
-    # How long each message took once it could start on the last rank, shape (I, K). This
-    # start and this time give its end for all ranks.
+    # How long each message took from when the last rank had posted it, shape (I, K).
     taken_s = _taken_s(training.traces)
+    # A message ends this long after the last rank has posted it.
     ends_s = one_clock.ends_of_messages_s(taken_s)
+    # ``one_clock.ready_s`` is when the last rank posted each message. From these instants and the
+    # ends follows how long each message would take if no other one shared the link with it.
     message_s, startups_s = _messages_alone_s(
         one_clock.ready_s, ends_s, startup_s, schedule.in_flight
     )

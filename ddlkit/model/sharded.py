@@ -391,9 +391,8 @@ class Sharding:
         if not reshard:
             return sum(self.bytes)
         units = [run.unit for run in self.runs if run.unit != ROOT]
-        # Sets of units that are whole at the same time. Both units of a pair are the
-        # same one if only the root computes between two of its runs. The set counts
-        # this unit once.
+        # Sets of units that are whole at the same time. The runs of the root are left out
+        # above, so that two runs of one unit can be neighbours. A set counts this unit once.
         gathered_together = [{ROOT, *pair} for pair in pairwise(units)]
         # Without a pair, the root is whole with the only other unit, or alone if there is
         # none. With pairs, this set is a part of the first one, and changes nothing.
