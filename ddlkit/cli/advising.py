@@ -33,6 +33,7 @@ from ddlkit.cli.command import (
     only_command_in,
     option_of,
     parsed_name,
+    print_loading,
     print_starting,
     ranks_to_start,
     refuse_given,
@@ -482,6 +483,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         ranks = ranks_to_start(
             arguments.ranks, default=2, program="ddlkit advise --model"
         )
+    print_loading(arguments.model)
     from ddlkit.measure.advise import AdviseSettings
 
     settings = AdviseSettings(

@@ -1086,6 +1086,17 @@ def ranks_to_start(ranks: int | None, default: int, program: str) -> int:
     return ranks
 
 
+def print_loading(model: str) -> None:
+    """Say on standard error that a model is loaded, which takes seconds without a line.
+
+    ``model`` is the model as the user names it. Nothing is printed on other ranks than rank 0 of
+    a job that torchrun or srun started, where every rank calls this function.
+    """
+    is_first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
+    if is_first_rank:
+        print(f"ddlkit: loading PyTorch and {model}", file=sys.stderr, flush=True)
+
+
 def print_starting(ranks: int) -> None:
     """Say on standard error that ranks are started, which takes seconds without a line."""
     print(
@@ -1167,13 +1178,14 @@ def _measure_own_model(arguments: argparse.Namespace) -> None:
     Raises UserError for options that do not go with --model.
     """
     _refuse_wrong_options_of_model(arguments)
-    from ddlkit.jobs.clock import Budget
-    from ddlkit.measure.advise import measure_model
-
     budget_s = MODEL_BUDGET_S if arguments.budget is None else arguments.budget
     # A time below zero is refused where the option is parsed.
     if budget_s <= 0:
         raise UserError("--budget 0: give a time above zero, as in 20s")
+    print_loading(arguments.model)
+    from ddlkit.jobs.clock import Budget
+    from ddlkit.measure.advise import measure_model
+
     budget = Budget(max_s=budget_s)
     out = arguments.out or Path("measured")
     refuse_impossible_outputs(out)

@@ -16,6 +16,7 @@ from ddlkit.cli.command import (
     command,
     device_of_own_ranks,
     group,
+    print_loading,
     print_starting,
     ranks_to_start,
     refuse_impossible_directory,
@@ -153,6 +154,7 @@ def _settings(arguments: argparse.Namespace) -> Any:
 
 def _record_here(arguments: argparse.Namespace, ranks: int) -> None:
     """Record on ``ranks`` ranks of this machine, which this process starts."""
+    print_loading(arguments.model)
     from ddlkit.measure.given import check
     from ddlkit.measure.parts import Ranks
     from ddlkit.measure.tracing import MEETING_S, tracing_job

@@ -101,8 +101,8 @@ def measure_model(
         training = loaded_together(user_model, accumulate, me, notes)
         longest = format_seconds(budget.max_s)
         me.say(
-            f"timing iterations of {training.network} for at most {longest}, after which its "
-            "order of gradients is compared with that of DDP"
+            f"timing iterations of {training.network}: {2 * budget.warmup} to warm up, then at "
+            f"least {2 * budget.min_repeats}, and more for at most {longest}"
         )
         tables, profile = layers_of(training, budget, me)
         me.say(
@@ -280,6 +280,7 @@ def _loaded_and_tried(
         wrap_alone(training)
     # A first forward and backward pass, of one batch, shows whether the model can be
     # trained.
+    me.say(f"trying one forward and backward pass of {training.network}")
     training.try_out()
     # From now on an iteration has `accumulate` batches. If these are several, the name says
     # so, as in "net-k4" for 4, because tables are named by it.
@@ -1007,8 +1008,9 @@ def trial(
     # To wrap the model has taken some of the time.
     left_s = max(0.0, ends_s - time.monotonic())
     me.say(
-        f"the plans {', '.join(ddp_by_plan)} are tried in turn, in each round {count} iterations "
-        f"of each; of the time of --confirm-minutes, about {left_s:.0f} s are left"
+        f"trying the plans {', '.join(ddp_by_plan)} in turn: at least {LOOKS[0]} rounds of "
+        f"{count} iterations of each plan, for about {left_s:.0f} s, or less if the result is "
+        "clear earlier"
     )
     labels = {"network": training.network, "ranks": me.world_size, "link": me.link}
     # The median iteration of each round so far, by plan.
@@ -1076,6 +1078,7 @@ def _undisturbed_rounds(
             )
             return
         watch = Watch(me.rank)  # notes how busy the machine is during the round
+        round_begun_s = time.monotonic()
         # Every other round is in reverse order, so that drift within rounds cancels.
         order = [*ddp_by_plan]
         if n_rounds % 2:
@@ -1085,9 +1088,11 @@ def _undisturbed_rounds(
         if retries.again(peers.usage_of_all(watch.usage())):
             continue
         n_rounds += 1
-        if pace.due():
-            time_left = _time_left_for_rounds(n_rounds, ends_s - time.monotonic())
-            me.say(f"round {n_rounds} is done; {time_left}")
+        now_s = time.monotonic()
+        # After the last round, the end of the trial is said instead.
+        goes_on = n_rounds < LOOKS[0] or now_s < ends_s
+        if goes_on and pace.due():
+            me.say(_rounds_in_words(n_rounds, now_s - round_begun_s, ends_s - now_s))
         yield seconds
     # The caller asks for no further round if the last one has decided the trial.
     me.say(
@@ -1096,17 +1101,26 @@ def _undisturbed_rounds(
     )
 
 
-def _time_left_for_rounds(n_rounds: int, left_s: float) -> str:
-    """Return in words how much time is left for a trial of which ``n_rounds`` are done."""
-    if left_s > 0:
-        return f"about {left_s:.0f} s are left"
+def _rounds_in_words(n_rounds: int, round_s: float, left_s: float) -> str:
+    """Return in words how many rounds of a trial are done, and how long it takes at most.
+
+    ``round_s`` is how long the last round took, and ``left_s`` how much of the time of the trial
+    is left. It is below zero if the time is over and fewer rounds are done than are run in any
+    case.
+    """
     # A trial first looks at its plans after `LOOKS[0]` rounds, and does not end before.
-    if n_rounds < LOOKS[0]:
-        return (
-            f"the time of --confirm-minutes is over, but {LOOKS[0]} rounds are run in any "
-            "case"
-        )
-    return "the time of --confirm-minutes is over"
+    fewest = LOOKS[0]
+    fewest_left_s = (fewest - n_rounds) * round_s
+    most_left_s = max(left_s, fewest_left_s, 0.0)
+    done = f"{n_rounds} rounds are done"
+    if n_rounds < fewest:
+        done = f"{n_rounds} of at least {fewest} rounds are done"
+    if left_s > 0:
+        return f"{done}; at most about {most_left_s:.0f} s are left"
+    return (
+        f"{done}; the time of --confirm-minutes is over, so the trial ends after {fewest} rounds, "
+        f"in about {most_left_s:.0f} s"
+    )
 
 
 def _iterations_per_round(max_s: float, n_plans: int, iteration_s: float) -> int:

@@ -740,16 +740,20 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
             return
         print_line = me.say if me else say
         if not repeats:
-            print_line("iterations that warm up are done; the timing begins")
+            print_line("warming up: the timing has not begun")
             return
         # The fewest repeats are run even if they take longer than `max_s`.
         fewest_left_s = (budget.min_repeats - repeats) * taken_s / repeats
         left_s = max(0.0, budget.max_s - taken_s, fewest_left_s)
+        # The last line would come when hardly anything is left.
+        if left_s < 1:
+            return
         # Each repeat has one iteration without hooks and one with hooks.
-        n_iterations = 2 * repeats
+        timed = f"{2 * repeats}"
+        if repeats < budget.min_repeats:
+            timed = f"{2 * repeats} of at least {2 * budget.min_repeats}"
         print_line(
-            f"{n_iterations} iterations are timed; the timing takes at most about {left_s:.0f} s "
-            "more"
+            f"{timed} iterations are timed; at most about {left_s:.0f} s are left"
         )
 
     samples = clock.measure_interleaved(

@@ -92,7 +92,10 @@ def tracing_job(me: Rank, settings: TracingSettings) -> Iterator[Tables]:
         _refuse_without_ddp(training, settings.model)
         for note in notes:
             me.say(note)
-        me.say(f"recording {settings.iterations} iterations of {training.network}")
+        me.say(
+            f"training {training.network} for {settings.warmup + settings.iterations} iterations: "
+            f"{settings.warmup} to warm up, then {settings.iterations} that are recorded"
+        )
         # All iterations are alike, so their numbers are ignored.
         trace_iterations(
             lambda _: training.iterate(),
@@ -208,10 +211,10 @@ def trace_iterations(
                 left_s = (now_s - said_s) / (n_done - n_said) * (n_all - n_done)
                 said_s = now_s
                 n_said = n_done
-                me.say(
-                    f"{n_done} of {n_all} iterations are done, of which {warmup} come before the "
-                    f"recording; about {left_s:.0f} s are left"
-                )
+                done = f"{n_done} of {warmup} iterations to warm up are done"
+                if n_done > warmup:
+                    done = f"{n_done - warmup} of {iterations} iterations are recorded"
+                me.say(f"{done}; about {left_s:.0f} s are left")
             profiler.step()  # ends the span of this iteration, and begins the next one
     me.say("writing the traces")
     _write_trace(profiler, directory, me)

@@ -457,7 +457,10 @@ class _PlannedTraining:
                 self.me.say(f"plan {self.plan} is not measured: {asked_and_made}")
                 return tables
         tables["runs"] = self._rows_of_round(repeat, seconds, compute_s, usage)
-        round_name = f"{self.settings.network}, plan {self.plan}, round {repeat + 1}"
+        round_name = (
+            f"{self.settings.network}, plan {self.plan}, round {repeat + 1} of "
+            f"{self.settings.repeats}"
+        )
         iteration = format_seconds(float(np.median(seconds)))
         alone = format_seconds(compute_s)
         self.me.say(f"{round_name}: {iteration} an iteration, compute alone {alone}")
