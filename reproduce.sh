@@ -88,6 +88,8 @@ stage_line() {  # NAME BEGUN LOG
 stage() {  # NN-NAME COMMAND...: run one stage, its output in a log, its progress on a terminal
   local name=$1 log=build/logs/$1.log begun=$SECONDS status=0
   shift
+  # Not on a terminal, nothing else is printed until the stage has ended.
+  if [[ ! -t 1 ]]; then printf '%-10s %12s  [log: %s]\n' "$name" begins "$log"; fi
   set -m # a process group of its own, so that stop_stage reaches every process in it
   "$@" >"$log" 2>&1 </dev/null 8>&- &
   child=$!

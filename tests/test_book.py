@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -141,11 +142,15 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Book:
     return Book(tmp_path)
 
 
-def test_what_changed_is_run_again_and_what_follows_it(played: Book) -> None:
+def test_what_changed_is_run_again_and_what_follows_it(
+    played: Book, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, run = played.folder, played.run
     played.add("10_a.ipynb", ("code", "1"))
     played.add("20_b.ipynb", ("code", "1"))
     assert run() == [False, False] and run() == [True, True]
+    counted = re.findall(r"\[(\d)/2\] \d", capsys.readouterr().err)
+    assert counted == ["1", "2", "1", "2"], "in the order in which they ended"
     assert run("2") == [False, False], "their parameter changed"
     played.add("20_b.ipynb", ("code", "2"))
     assert run("2") == [True, False], "the second one changed"
@@ -296,7 +301,7 @@ def test_notebooks_are_chosen_by_number_in_reading_order(small: Book) -> None:
 
 
 def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
-    played: Book, monkeypatch: pytest.MonkeyPatch
+    played: Book, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The published report shows nothing that was measured on this machine.
 
@@ -329,3 +334,4 @@ def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
         ("", folder / "other"),
     ]
     assert (folder / "reports" / "REPRODUCTION.md").is_file()
+    assert str(folder / "other") in capsys.readouterr().err.splitlines()[-1]

@@ -17,6 +17,7 @@ from ddlkit.core.cost import FORMS
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import PLANNERS
 from ddlkit.model.predictor import SEARCH
+from workbook import cli
 from workbook.common import catalog, claims, outputs, places
 from workbook.common.papers import PAPERS
 from workbook.site import pages as site
@@ -90,6 +91,7 @@ def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) 
     ("suffix", "content", "message"),
     [
         ("png", None, "image .*png is missing, or not a PNG"),
+        ("csv", None, "CSV .*csv is missing$"),
         ("csv", "", "cannot be read"),
         ("csv", "error\n", "has no row"),
         ("csv", "error\n0.01\n0.2\n", r"max of \|error\| is 0.2, limit 0.1"),
@@ -144,12 +146,24 @@ def test_the_command_lists_checks_and_writes(
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out
     assert printed.startswith(
-        "1 entries, 1 done, 1 problems; the running times of the notebooks were not"
+        "1 entries, 1 of them marked done in the catalog, 1 problems; the running times of "
+        "the notebooks were not"
     )
     assert catalog.command(write=True) == 0
     assert catalog.command(check=True) == 0
     load(tmp_path, {**GOOD, "minutes": 2})
     assert catalog.command(check=True) == 1
+
+
+@pytest.mark.parametrize(
+    "words", ["figures --check --reports", "build --only 00 --data"]
+)
+def test_a_directory_without_what_is_read_from_it_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
+) -> None:
+    assert cli.main([*words.split(), str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path) in line
 
 
 V4 = nbformat.v4

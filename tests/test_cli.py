@@ -255,6 +255,9 @@ def assert_one_line(words: str, message: str, capsys: Capture) -> None:
 MISTAKES = {
     f"predict {DENSE} --plan buffer:25Mb": "use B, KB",
     "predict --profle x.csv": "predict has no argument --profle: did you mean --profile?",
+    "--profle x.csv predict": "ddlkit has no argument --profle before the command",
+    "-x": "ddlkit has no argument -x before the command (see ddlkit --help)",
+    "--vresion": "did you mean --version?",
     "lab --link 1gbit": "lab has no argument --link (see ddlkit lab --help)",
     "lab up --rate=1gbit --seal=1": "lab has no argument --seal (see ddlkit lab --help)",
     f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: did you mean ddp?",

@@ -243,7 +243,7 @@ def test_every_part_of_a_recording_starts(
     said = capsys.readouterr()
     if on_gpu:
         assert status and "no GPU" in said.err and said.err.count("\n") == 1
-    elif "no lab" not in said.err:
+    elif "the lab " not in said.err:
         assert not status and re.search(
             r"^0 of [1-9]\d* measurements? done", said.out, re.M
         )

@@ -24,6 +24,7 @@ def test_each_check_is_a_line_and_a_fault_costs_only_its_own(
 ) -> None:
     checks = {"wrong": wrong, "fine": lambda device: f"all is well on {device}"}
     monkeypatch.setattr(preflight, "CHECKS", checks)
+    monkeypatch.setattr(preflight, "EXPECTED_S", dict.fromkeys(checks, 1.0))
     points = preflight.checks(out=tmp_path, session=1, device="cpu").body
     origin = sessions.Origin(machine={"name": "here"})
     rows = {point.name: point.measure_and_save(tmp_path, origin) for point in points}

@@ -191,8 +191,21 @@ def test_the_budget_that_is_advised_is_enough(
     ):
         advised = re.search(r"--budget (\d+)s", text)
         assert advised
+        assert "the longest of those missing, test/long" in text
         rows = work(points, tmp_path / name, float(advised[1]))
         assert {row.outcome for row in rows.values()} == {sessions.MEASURED}
+
+
+def test_the_time_left_and_the_time_kept_add_up_to_the_budget(tmp_path: Path) -> None:
+    """A point that is left out says both, as the lines of progress count them together."""
+    points = PointList([fine("long", 30.0)], closing=[fine("close", 3.0)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        for budget_s in (20.0, 4.0):
+            rows = work(points, tmp_path / str(budget_s), budget_s)
+            reason = rows["test/long"].reason
+            seconds = [int(number) for number in re.findall(r"(\d+) s\b", reason)]
+            assert seconds[0] == 30 and sum(seconds[1:]) == budget_s
 
 
 def test_after_a_failed_capture_no_more_is_measured(

@@ -116,9 +116,12 @@ def test_stages_run_in_order_in_the_active_environment(
     assert (done.returncode, done.stderr, clone.calls()) == (0, "", calls)
     first, *stages, last = done.stdout.splitlines()
     assert str(clone.environment) in first and last.split()[0] == "total"
-    assert [line.split()[0] for line in stages] == ["02-measure", "03-book"][
-        -len(calls) :
-    ]
+    begun, ended = stages[::2], stages[1::2]
+    expected = ["02-measure", "03-book"][-len(calls) :]
+    for lines in (begun, ended):
+        assert [line.split()[0] for line in lines] == expected
+    logs = [f"build/logs/{name}.log" for name in expected]
+    assert all(log in line for log, line in zip(logs, begun, strict=True))
     assert not (clone.path / ".venv").exists()
 
 

@@ -117,6 +117,18 @@ def test_an_unknown_scenario_is_refused_before_anything_is_recorded(
     assert not [*tmp_path.iterdir()]
 
 
+def test_the_progress_counts_the_scenarios_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("record_scenario", "_record_reference"):
+        monkeypatch.setattr(straggling, name, lambda *given, **options: None)
+    chosen = ["loader", "none"]
+    straggling.record(tmp_path, chosen)
+    said = capsys.readouterr().err
+    for number, name in enumerate(chosen, 1):
+        assert f"[{number}/2] recording {name}, about " in said
+
+
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_each_recording_has_a_whole_trace_of_each_rank(name: str) -> None:
     scenario = SCENARIOS[name]

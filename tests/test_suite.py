@@ -201,3 +201,29 @@ def test_networks_that_are_chosen_take_the_place_of_the_suites_own(
     )
     keys = [line.split()[0] for line in listed.splitlines()[:-1]]
     assert keys == ["layers/lenet5-b2-r1", "layers/vgg16-b4-r1"]
+
+
+def test_networks_are_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
+    for name in ("quick", "all", "slowdown"):
+        with pytest.raises(UserError, match=f"not on {name}:"):
+            record(name, networks=["lenet5:2"], out=tmp_path)
+
+
+def test_what_needs_a_lab_is_left_out_or_refused_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason is said once, however many points of a part need a lab."""
+    for name in ("why_unavailable", "lacking"):
+        monkeypatch.setattr(f"ddlkit.lab.network.{name}", lambda: "no lab today")
+    in_lab = {"measure": "collectives", "ranks": 2, "rate": "1gbit", "budget": BUDGET}
+    alone = written(tmp_path, in_lab, {**in_lab, "rate": "2gbit"})
+    for dry_run in (False, True):
+        with pytest.raises(UserError, match="no collectives here: no lab today"):
+            record(alone, out=tmp_path / "out", dry_run=dry_run)
+    capsys.readouterr()
+    beside_others = written(tmp_path, in_lab, {**in_lab, "rate": "2gbit"}, TINY)
+    plan = str(record(beside_others, out=tmp_path / "out", dry_run=True))
+    assert capsys.readouterr().err.count("no lab today") == 1
+    assert "layers/" in plan and "collectives/" not in plan
+    campaign = str(record("campaign", out=tmp_path / "out", dry_run=True))
+    assert campaign.splitlines()[-1].endswith("no lab today")

@@ -112,9 +112,11 @@ def build(arguments: argparse.Namespace) -> None:
     Raises
     ------
     UserError
-        If options exclude each other, or if a directory is missing or cannot be written.
+        If options exclude each other, or if a directory is missing, holds no tables, or cannot be
+        written.
     """
     # Imported here, so that other commands start without what the site needs.
+    from ddlkit.measure.session.engine import with_tables
     from workbook.site import book
 
     numbers = _notebook_numbers(arguments.only)
@@ -127,6 +129,13 @@ def build(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--data {arguments.data}: is no directory: name the one in which "
             "python -m workbook record wrote its tables"
+        )
+    # Without --data, a clone in which nothing was measured yet shows the recordings only. Whoever
+    # names a directory expects to see what was measured.
+    if arguments.data is not None and not with_tables(arguments.data):
+        raise UserError(
+            f"--data {arguments.data}: holds no recorded tables: name the directory in which "
+            "python -m workbook record wrote its tables, or give --recorded instead"
         )
     if arguments.reports is not None:
         refuse_impossible_directory("--reports", arguments.reports)
@@ -193,7 +202,7 @@ def figures(arguments: argparse.Namespace) -> int:
     Raises
     ------
     UserError
-        If options exclude each other, or if --reports names no directory.
+        If options exclude each other, or if --reports names no directory with figures.
     """
     from workbook.common import catalog
 
@@ -201,6 +210,11 @@ def figures(arguments: argparse.Namespace) -> int:
         raise UserError("--check and --write exclude each other: leave one out")
     if arguments.reports and not arguments.reports.is_dir():
         raise _no_directory(f"--reports {arguments.reports}", arguments.reports)
+    if arguments.reports and not (arguments.reports / "figures").is_dir():
+        raise UserError(
+            f"--reports {arguments.reports}: has no folder figures: name the directory in which "
+            "python -m workbook build wrote its reports"
+        )
     if arguments.reports and not arguments.check:
         raise UserError(
             "--reports has an effect with --check only: leave it out, or add --check"
@@ -257,7 +271,7 @@ def texts(arguments: argparse.Namespace) -> int:
 _NAME = """What to measure: a suite, a part of a suite, straggling, or a file that lists
 measurements, as examples/labs.yml does (the command campaign does the same with a file).
 The suites are quick (a machine in about
-ten minutes), full (larger networks, with more repeats), cpu (a processor without emulated
+six minutes), full (larger networks, with more repeats), cpu (a processor without emulated
 links), gpu (one GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (a few small
 measurements, as a test). The parts are layers (the time of each layer), collectives (the time of
 messages), slowdown (how much layers and messages slow each other down), copies (the time

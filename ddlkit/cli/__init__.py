@@ -555,13 +555,21 @@ def _refuse_unknown_option(words: Sequence[str], program: Program) -> None:
     argparse reports an unknown option last. Before that, it would complain that the option
     which was misspelt is missing, or take the value of the unknown option as another argument.
     """
-    # Without a command, or with an unknown one, argparse has the better message.
-    if not words or words[0] not in program.commands:
-        return
-    # The help is printed whatever else the words are.
-    if {"-h", "--help"}.intersection(words):
+    # The help is printed whatever else the words are. Without any word, argparse has the better
+    # message.
+    if not words or {"-h", "--help"}.intersection(words):
         return
     command = words[0]
+    # Options that stand before a command are those of the program, also with a single dash.
+    if command.startswith("-"):
+        name, _, _ = command.partition("=")
+        options = ["--help", "--version"]
+        if not any(option.startswith(name) for option in options):
+            raise _no_such_argument(name, "", program, options)
+        return
+    # With an unknown command, argparse has the better message.
+    if command not in program.commands:
+        return
     options = ["--help"]
     for argument in program.commands[command].arguments:
         options += [name for name in argument.names if name.startswith("--")]
@@ -602,15 +610,22 @@ def _no_such_argument(
 ) -> UserError:
     """Return the error for a word that a command does not take.
 
-    If the word is similar to one of ``options``, the error asks whether that is meant.
+    ``command`` is "" for a word before the command. If the word is similar to one of
+    ``options``, the error asks whether that is meant.
     """
     problem = f"{command} has no argument {one_line(word)}"
+    called = f"{program.called} {command}"
+    if not command:
+        problem = (
+            f"{program.called} has no argument {one_line(word)} before the command"
+        )
+        called = program.called
     # The dashes, which all options share, would make any two short options similar.
     names = [option.removeprefix("--") for option in options]
     similar = difflib.get_close_matches(word.removeprefix("--"), names, n=1)
     if similar:
         problem += f": did you mean --{similar[0]}?"
-    return UserError(f"{problem} (see {program.called} {command} --help)")
+    return UserError(f"{problem} (see {called} --help)")
 
 
 def _parser(

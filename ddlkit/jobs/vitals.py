@@ -204,8 +204,9 @@ def own_user_s() -> float:
 class Retries:
     """How often a job may still repeat a measurement that was disturbed.
 
-    The number is limited, because disturbances may never end. All ranks decide alike if
-    they pass the same usage.
+    The number is limited, because disturbances may never end. Each measurement has its own
+    `Retries`, so that the numbers which are printed count within it. All ranks decide alike
+    if they pass the same usage.
 
     Parameters
     ----------
@@ -268,21 +269,30 @@ class Retries:
             return False
         self._left -= 1
         if self._say:
-            repeat = self._most - self._left
-            self._say(
-                f"{_who_disturbed(used)}, so that what was just measured is repeated, even "
-                f"beyond a time limit (repeat {repeat} of at most {self._most} in all)"
-            )
+            self._say_repeat(used)
         time.sleep(RETRY_S)
         return True
+
+    def _say_repeat(self, used: Usage) -> None:
+        """Print who disturbed, and the number of the repeat that comes next."""
+        assert self._say
+        repeat = self._most - self._left
+        if repeat == 1:
+            self._say(
+                f"{_who_disturbed(used)}, so that what was just measured is repeated, even beyond "
+                f"a time limit (repeat 1 of at most {self._most} in this measurement)"
+            )
+        else:
+            # The first line has said what a repeat is. The others are many, so they are short.
+            self._say(f"disturbed again: repeat {repeat} of at most {self._most}")
 
     def _say_kept(self, used: Usage) -> None:
         """Print, once, that what was disturbed is kept, because no repeat is left."""
         # A job that repeats nothing, as on a GPU, has no repeats that could be used up.
         if self._say and self._most and not self._has_said_kept:
             self._say(
-                f"{_who_disturbed(used)}, but all {self._most} repeats are used: from here on, "
-                "what is measured is kept, also if it is disturbed"
+                f"{_who_disturbed(used)}, but all {self._most} repeats of this measurement are "
+                "used: the rest of it is kept, also if it is disturbed"
             )
             self._has_said_kept = True
 

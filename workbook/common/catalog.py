@@ -134,10 +134,12 @@ def _problems(entry: Entry, reports: Path) -> list[str]:
     image, numbers = outputs.figure_files(entry.id, reports)
     if not image.is_file() or not image.read_bytes().startswith(_PNG_SIGNATURE):
         problems.append(f"image {image} is missing, or not a PNG")
+    # Without numbers, nothing else can be checked.
+    if not numbers.is_file():
+        return [*problems, f"CSV {numbers} is missing"]
     try:
         frame = pd.read_csv(numbers)
     except (OSError, ValueError) as error:
-        # Without numbers, nothing else can be checked.
         return [*problems, f"CSV {numbers} cannot be read: {error}"]
     if frame.empty:
         problems.append(f"CSV {numbers} has no row")
@@ -427,5 +429,8 @@ def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
     for problem in problems:
         print(f"python -m workbook figures: {problem}", file=sys.stderr)
     done = sum(entry.status == "done" for entry in entries)
-    print(f"{len(entries)} entries, {done} done, {len(problems)} problems{not_checked}")
+    print(
+        f"{len(entries)} entries, {done} of them marked done in the catalog, "
+        f"{len(problems)} problems{not_checked}"
+    )
     return 1 if problems else 0

@@ -521,15 +521,15 @@ def points(
     device : str, optional
         "cpu" or "cuda", in place of the suite's own.
     networks : sequence of str, optional
-        Networks in place of the suite's own. Only layers can be measured of them.
+        Networks in place of the suite's own. Only the part "layers" can be measured of them.
     predict : bool, optional
         Whether the cases of campaigns and of trainings are only predicted, and not measured.
 
     Raises
     ------
     UserError
-        If the file or a network is wrong, if a GPU is asked for and torch sees none, and if there is
-        nothing to predict.
+        If the file or a network is wrong, if a GPU is asked for and torch sees none, if all points
+        need a lab and none is available, and if there is nothing to predict.
     """
     import torch
 
@@ -539,11 +539,6 @@ def points(
     # The user decides, then the suite, then what torch sees.
     torch_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = device or suite.device or torch_device
-    if networks and part != "layers":
-        raise UserError(
-            f"--networks has an effect on the part layers only, not on {part}: leave it "
-            "out, or run python -m workbook record layers --networks"
-        )
     if device == "cuda" and torch_device != "cuda":
         raise UserError(
             f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
@@ -602,6 +597,7 @@ def _points_and_grids(
 
     The points of a grid, which is a product of lists of settings, are not made yet. Points in a
     lab, whose links have a limited rate, are left out with a message where no lab is available.
+    Raises UserError if nothing but these was wanted.
     """
     from ddlkit.lab import network as lab
     from ddlkit.measure.parts import Here
@@ -609,6 +605,8 @@ def _points_and_grids(
 
     listed: list[Point] = []
     grids: list[Grid] = []
+    # The parts of which points are left out, each once and in order, with what a lab lacks here.
+    left_out: dict[str, str] = {}
     for where, part, make, arguments, in_lab in wanted:
         try:
             # The points of a campaign are made later, of all its grids at once.
@@ -618,12 +616,19 @@ def _points_and_grids(
             # Empty if the lab is available or not needed.
             lacking = lab.why_unavailable() if in_lab else ""
             if lacking:
-                say(f"no lab, so no {part} there: {lacking}")
+                left_out[part] = lacking
             else:
                 listed += make(Here(device, session, out), **arguments)
         except UserError as error:
             # The error of a kind does not know the place in the file.
             raise UserError(f"{where}: {error}") from None
+    if left_out:
+        parts = ", ".join(left_out)
+        # A lab lacks the same for all parts.
+        lacking = next(iter(left_out.values()))
+        if not listed and not grids:
+            raise UserError(f"no {parts} here: {lacking}")
+        say(f"left out, because it needs a lab: {parts}: {lacking}")
     return listed, grids
 
 

@@ -68,8 +68,8 @@ def record(
     dry_run : bool, optional
         Whether to measure nothing, and only say which points are missing.
     networks : sequence of str, optional
-        Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only layers
-        can be measured of them.
+        Networks with batch sizes, as in "resnet50:32", in place of the suite's own. Only the part
+        "layers" can be measured of them.
     predict : bool, optional
         Whether cases of campaigns and trainings are only predicted by models, and not measured.
     budget_s, pack, ignore_load
@@ -83,9 +83,15 @@ def record(
     Raises
     ------
     UserError
-        As `run_session` does. Also for a wrong file, for short tables in the directory of the suite
-        full, and where a lab or a GPU is needed and lacking.
+        As `run_session` does. Also for a wrong file, for networks with anything but layers, for
+        short tables in the directory of the suite full, and where a lab or a GPU is needed and
+        lacking.
     """
+    if networks and what != "layers":
+        raise UserError(
+            f"--networks has an effect on the part layers only, not on {what}: leave it "
+            "out, or run python -m workbook record layers --networks"
+        )
     if what in PARTS:
         name = suite
         part = what
@@ -111,9 +117,17 @@ def record(
     if is_full:
         # Short tables of the suite quick must not stand for those of full.
         _refuse_short_tables(out)
+    is_campaign = measured_suite.is_campaign or part == CAMPAIGN
     if dry_run:
-        return estimate(make_points, out, budget_s)
-    if measured_suite.is_campaign or part == CAMPAIGN:
+        plan = estimate(make_points, out, budget_s)
+        # A campaign can be planned without a lab, for which nothing is built here.
+        lacking = network.lacking() if is_campaign else ""
+        return (
+            f"{plan}\nnothing of this can be measured here: {lacking}"
+            if lacking
+            else plan
+        )
+    if is_campaign:
         # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
         # made.
         lacking = network.why_unavailable()

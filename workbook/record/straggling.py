@@ -28,6 +28,7 @@ from torch.utils.data import DataLoader, Dataset
 from ddlkit import store
 from ddlkit.core import units
 from ddlkit.core.errors import UserError
+from ddlkit.core.units import format_seconds
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.launch import Loopback
 from ddlkit.jobs.rank import Rank, Tables, job
@@ -59,6 +60,8 @@ REFERENCE_BYTES = (4096, 65536, 524288, 2_000_000, 4_000_000, 12_000_000)
 """Sizes of the messages that are timed alone, on the same link."""
 REFERENCE_BUDGET = Budget(max_s=1.0)
 """How long each of these sizes is timed."""
+EXPECTED_S = 6.0
+"""How long the ranks of a scenario take together, mostly to start, on an idle machine."""
 ESTIMATE_S = 60.0
 """How long a recording takes at most, unless the machine hangs."""
 
@@ -529,10 +532,19 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
     for name in names:
         if name not in by_name:
             raise UserError(f"scenario {name}: use one of {', '.join(by_name)}")
-    for name in names or by_name:
+    chosen = [by_name[name] for name in names] or [*by_name.values()]
+    total_s = sum(_expected_s(scenario) for scenario in chosen)
+    scenarios_to_record = (
+        f"{len(chosen)} scenario{'s' if len(chosen) > 1 else ''} to record"
+    )
+    say(f"{scenarios_to_record}, about {total_s / 60:.1f} min")
+    for number, name in enumerate(names or by_name, 1):
         scenario = by_name[name]
         folder = out / name
-        say(f"recording {name}")
+        expected = format_seconds(_expected_s(scenario))
+        say(
+            f"[{number}/{len(chosen)}] recording {name}, about {expected} if the machine is idle"
+        )
         record_scenario(name, folder)
         if scenario.remedy:
             _record_reference(scenario, folder)
@@ -540,6 +552,12 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
     path = out / "truth.csv"
     atomic_write_text(path, truth(out).to_csv(index=False))
     return path
+
+
+def _expected_s(scenario: Scenario) -> float:
+    """Return the seconds that recording a scenario is expected to take."""
+    # With a remedy, messages are timed and the training is recorded a second time.
+    return EXPECTED_S * (3 if scenario.remedy else 1)
 
 
 def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> None:

@@ -8,6 +8,7 @@ to this one, its parameter, the packages and the data.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -121,12 +122,10 @@ def build(
     all_notebooks = notebooks()
     copies = [executed / notebook.name for notebook in all_notebooks]
     existing = [copy for copy in copies if copy.is_file()]
-    print(
-        "workbook: writing the reports and the site, which takes a minute or two",
-        file=sys.stderr,
-        flush=True,
-    )
-    return website.write(existing, places.BUILD / "site", reports, all_notebooks)
+    _print("writing the reports and the site, which takes a minute or two")
+    front_page = website.write(existing, places.BUILD / "site", reports, all_notebooks)
+    _print(f"the reports are in {reports}")
+    return front_page
 
 
 def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path]:
@@ -201,6 +200,9 @@ def run(
     """
     _check_open_files()
     common = _common_state(here, inputs)
+    # Notebooks that run at the same time end in any order. Their lines number them as they end, so
+    # that the last line has the number of all.
+    ended = itertools.count(1)
     with scratch() as folder:
         runs = []
         for number, notebook in enumerate(chosen, 1):
@@ -210,7 +212,8 @@ def run(
                     executed=executed,
                     reports=reports,
                     state=_state(notebook, common),
-                    label=f"workbook: [{number}/{len(chosen)}] {notebook.stem}",
+                    ended=ended,
+                    total=len(chosen),
                     directory=folder / str(number),
                 )
             )
@@ -291,6 +294,11 @@ def _run_all(
             run.end()
 
 
+def _print(line: str) -> None:
+    """Print a line of progress on standard error."""
+    print(f"workbook: {line}", file=sys.stderr, flush=True)
+
+
 @dataclass
 class _Run:
     """The run of one notebook.
@@ -303,8 +311,10 @@ class _Run:
         The directories for its copy, and for its figures and key numbers.
     state : str
         The hash of everything that the results depend on.
-    label : str
-        How messages name the notebook.
+    ended : iterator of int
+        The next number of a notebook that ends, from 1 on. All runs share this iterator.
+    total : int
+        How many notebooks there are.
     directory : Path
         The working directory of the process.
     copy, note : Path
@@ -317,15 +327,18 @@ class _Run:
     executed: Path
     reports: Path
     state: str
-    label: str
+    ended: Iterator[int]
+    total: int
     directory: Path
 
     def __post_init__(self) -> None:
         self.copy = self.executed / self.notebook.name
         self.note = self.copy.with_suffix(".json")
 
-    def _print(self, words: str) -> None:
-        print(f"{self.label} {words}", file=sys.stderr, flush=True)
+    def _print_end(self, words: str) -> None:
+        """Print how many notebooks have ended with this one, and how it did."""
+        progress = f"[{next(self.ended)}/{self.total}]"
+        _print(f"{progress} {self.notebook.stem} {words}")
 
     def _hashes(self, names: Iterable[str]) -> dict[str, str]:
         """Return the hashes of those results that exist, by name.
@@ -356,7 +369,7 @@ class _Run:
         # A result was changed or removed since that run.
         if note["made"] != self._hashes(note["made"]):
             return False
-        self._print(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
+        self._print_end(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
         return True
 
     def start(self, here: str) -> None:
@@ -368,7 +381,7 @@ class _Run:
             The directory of what was measured on this machine, or "" if nothing was. It
             becomes the notebook's parameter of this name.
         """
-        self._print("...")
+        _print(f"running {self.notebook.stem}")
         # Until the run has ended, a note without a state says that results may be incomplete.
         atomic_write(self.note, b"{}")
         # The notebook writes into a directory of its own, which is published if it succeeds.
@@ -446,7 +459,7 @@ class _Run:
             # The log is empty if the process was killed.
             self._fail(self._last_line() or _ending(status))
         self._publish(seconds)
-        self._print(f"done in {units.format_seconds(seconds)}")
+        self._print_end(f"done in {units.format_seconds(seconds)}")
         return True
 
     def _fail(self, reason: str) -> NoReturn:

@@ -56,6 +56,31 @@ PACK_PERIOD_S = 20.0
 """Seconds between two times at which the recording is packed."""
 
 
+class Wording(NamedTuple):
+    """How the lines of a session call its points.
+
+    Attributes
+    ----------
+    noun : str
+        What a point is.
+    doing : str
+        What the session does with a point.
+    done : str
+        The outcome of a point with which this succeeded.
+    """
+
+    noun: str = "measurement"
+    doing: str = "measuring"
+    done: str = sessions.MEASURED
+
+    def counted(self, points: int) -> str:
+        """Return a number of points with the noun, as in "2 measurements"."""
+        return f"1 {self.noun}" if points == 1 else f"{points} {self.noun}s"
+
+
+MEASURING = Wording()
+
+
 def run_session(
     make: MakePoints,
     out: Path,
@@ -68,6 +93,7 @@ def run_session(
     remark: str = "",
     pack_tables: bool = False,
     strict: bool = False,
+    wording: Wording = MEASURING,
 ) -> Path:
     """Measure the points whose tables a directory lacks.
 
@@ -101,6 +127,8 @@ def run_session(
         Whether the session fails at its end if a point failed, was killed, ran out of
         memory or was measured in part. A point that is unavailable here, or for which
         there was no time, is only listed.
+    wording : Wording, optional
+        How the lines of the session call its points. By default they are measurements.
 
     Returns
     -------
@@ -144,6 +172,7 @@ def run_session(
                 gpu=gpu,
                 pack_if_due=pack_if_due,
                 strict=strict,
+                wording=wording,
             )
             session.run()
             if pack_tables:
@@ -203,13 +232,13 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
         return "nothing of this can be measured on this machine"
     missing = [point for point in points if not point.done(out)]
     if not missing:
-        return f"{_counted(len(points))} done already: nothing is left to do"
+        return f"{MEASURING.counted(len(points))} done already: nothing is left to do"
     lines = []
     for point in missing:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
     rest_min = sum(point.estimate_s for point in missing) / 60
-    progress = f"{len(points) - len(missing)} of {_counted(len(points))} done"
+    progress = f"{len(points) - len(missing)} of {MEASURING.counted(len(points))} done"
     lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
     # Seconds from the start until each point ends, in the order of the listing. With opening
     # points the session's order differs, so the number within the budget is approximate.
@@ -219,14 +248,9 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
         budget = f"{budget_s / 60:.3g} min" if budget_s >= 60 else f"{budget_s:.3g} s"
         lines.append(
             f"the budget of {budget} is enough for about {n_in_budget} of "
-            f"{_counted(len(missing))}; the next run continues with the rest"
+            f"{MEASURING.counted(len(missing))}; the next run continues with the rest"
         )
     return "\n".join(lines)
-
-
-def _counted(points: int) -> str:
-    """Return a number of points, as a person reads it: as measurements."""
-    return "1 measurement" if points == 1 else f"{points} measurements"
 
 
 # -- the session -----------------------------------------------------------------------
@@ -256,8 +280,9 @@ class _Session:
     row of each point by the point's key. ``row_before_start`` is the row that the point
     being measured had before it began, and None while no point is measured.
     ``pack_if_due`` packs all tables into an archive if the last time was `PACK_PERIOD_S`
-    ago. ``strict`` says whether the session fails at its end if a point failed. ``sampler``
-    samples vitals, such as the machine's load, if the session is isolated.
+    ago. ``strict`` says whether the session fails at its end if a point failed. ``wording``
+    is how its lines call the points. ``sampler`` samples vitals, such as the machine's load, if
+    the session is isolated.
     """
 
     worker_here: _Worker
@@ -267,6 +292,7 @@ class _Session:
     gpu: bool
     pack_if_due: Callable[[], None]
     strict: bool = False
+    wording: Wording = MEASURING
     rows: dict[str, Row] = field(default_factory=dict)
     row_before_start: Row | None = None
     sampler: vitals.Sampler | None = None
@@ -313,7 +339,7 @@ class _Session:
         any_begun = False
         for row in (*sections.opening, *sections.body):
             left_s = self.deadline_s - reserved_s - time.monotonic()
-            if self._measure_in_time(worker, row, left_s):
+            if self._measure_in_time(worker, row, left_s, reserved_s):
                 any_begun = True
         for row in sections.closing:
             # The closing points show how far the machine has drifted in the meantime.
@@ -327,12 +353,17 @@ class _Session:
         self._report(reserved_s)
 
     def _measure_in_time(
-        self, worker: _Worker | _IsolatedWorker, row: Row, left_s: float
+        self,
+        worker: _Worker | _IsolatedWorker,
+        row: Row,
+        left_s: float,
+        reserved_s: float = 0.0,
     ) -> bool:
         """Have a worker measure a point, and return whether the measurement was begun.
 
         A point is not begun if its table is damaged, or if its expected duration is
-        longer than ``left_s``. The outcome is kept in ``rows`` in any case.
+        longer than ``left_s``, which is what is left of the budget besides the ``reserved_s``
+        that are kept free for the closing points. The outcome is kept in ``rows`` in any case.
         """
         if row.outcome == sessions.FAILED:
             # Before a point is measured, it fails only if its table is damaged. The
@@ -345,6 +376,12 @@ class _Session:
             needed = f"it would take about {math.ceil(row.estimate_s)} s"
             left = max(0, math.floor(left_s))
             reason = f"{needed}, but only {left} s were left when its turn came"
+            # The line of progress before has counted the reserved time among what is left.
+            kept = math.floor(min(reserved_s, left_s + reserved_s))
+            if kept > 0:
+                reason += (
+                    f", besides {kept} s that are kept for the closing measurements"
+                )
             # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
@@ -353,7 +390,9 @@ class _Session:
         if row.estimate_s:
             # A point may take much longer than expected on a machine that others use.
             expected = format_seconds(row.estimate_s)
-            say(f"measuring {row.key}, about {expected} if the machine is idle")
+            say(
+                f"{self.wording.doing} {row.key}, about {expected} if the machine is idle"
+            )
         self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
         # Saved now, the table of outcomes says that the point was begun, whatever may
@@ -392,7 +431,8 @@ class _Session:
         to_go = [*opening, *missing, *closing]
         to_go_s = sum(row.estimate_s for row in to_go)
         if to_go_s:
-            say(f"{_counted(len(to_go))} to do, about {to_go_s / 60:.1f} min")
+            about = f"{to_go_s / 60:.1f} min" if to_go_s >= 60 else f"{to_go_s:.0f} s"
+            say(f"{self.wording.counted(len(to_go))} to do, about {about}")
         # A point that failed in an earlier session may fail again, and comes last.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         first = [row for row in missing if row.key not in faulty]
@@ -422,7 +462,10 @@ class _Session:
         self.pack_if_due()
         if row.outcome == sessions.FAILED and not self.isolate:
             raise UserError(f"{row.key}: {row.reason}")
-        line = f"[{self._progress()}] {row.key}: {row.outcome}"
+        outcome = row.outcome
+        if outcome == sessions.MEASURED:
+            outcome = self.wording.done
+        line = f"[{self._progress()}] {row.key}: {outcome}"
         if row.seconds:
             line += f" in {format_seconds(row.seconds)}"
         if row.reason:
@@ -480,7 +523,7 @@ class _Session:
         # The points that have tables are taken out of `by_outcome` and counted. What
         # remains is missing.
         n_with_tables = sum(len(by_outcome.pop(outcome, ())) for outcome in HAVE_TABLES)
-        say(f"{n_with_tables} of {_counted(len(self.rows))} done")
+        say(f"{n_with_tables} of {self.wording.counted(len(self.rows))} done")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
         remedy = self._how_to_continue(reserved_s)
@@ -504,21 +547,20 @@ class _Session:
 
         ``reserved_s`` is the part of the budget that is kept free for the closing points.
         """
-        estimates_s = [
-            row.estimate_s
-            for row in self.rows.values()
-            if row.outcome == sessions.NO_TIME
-        ]
-        if not estimates_s:
+        no_time = [row for row in self.rows.values() if row.outcome == sessions.NO_TIME]
+        if not no_time:
             return ""
+        longest = max(no_time, key=lambda row: row.estimate_s)
         # The same budget again is of no use for a point that is longer than the budget. The
         # advised budget has `RESERVE` times its expected duration, because a point may take
         # longer than expected. `reserved_s` is `RESERVE` times as long as expected already.
-        enough_s = math.ceil(RESERVE * max(estimates_s) + reserved_s)
+        enough_s = math.ceil(RESERVE * longest.estimate_s + reserved_s)
         if self.budget_s < enough_s:
+            closing = " and the closing measurements are" if reserved_s else " is"
             return (
                 f"run the same command again with --budget {enough_s}s or more, which is "
-                "enough for the longest of them"
+                f"{RESERVE:g} times as long as the longest of those missing, {longest.key},"
+                f"{closing} expected to take"
             )
         return "run the same command again to continue"
 
