@@ -408,8 +408,8 @@ def forecast_of(
     level : float, optional
         The share of single iterations that the interval should contain.
     notes : list of str, optional
-        A list to which the notes on the inputs are added. Then neither notes nor warnings
-        are printed here: the caller first checks its other arguments, and then calls
+        A list to which the notes on the inputs are added. If it is given, neither notes nor
+        warnings are printed here: the caller first checks its other arguments, and then calls
         `print_remarks`. By default both are printed here.
 
     Returns
@@ -443,8 +443,9 @@ def forecast_of(
     workload = workload_of(arguments, profile)
     # `fitted_messages` has the sizes and the devices of the messages whose times were fitted.
     communication, fitted_messages = read_communication(arguments, warnings)
-    # With --density, a share of the gradients is selected and sent. This comes first, because
-    # it replaces the all-reduce by an all-gather, which is what contention then slows down.
+    # With --density, only a share of the gradients is selected and sent, by an all-gather in
+    # place of the all-reduce. Selection comes before contention, which slows down the
+    # messages that are really sent.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings, notes)
     predicted = forecast(
@@ -458,8 +459,8 @@ def forecast_of(
         notes += _notes_of_burst(arguments)
     warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
     warnings += _doubts_of_proof(arguments, spec, predicted.iteration)
-    # Notes are printed when all inputs are known to be right. Above an error they would
-    # hide it.
+    # Notes are printed only now that all inputs are known to be right, because they would
+    # distract from an error below them.
     if printed_here:
         print_remarks(notes, warnings)
     return predicted, warnings, profile, communication
@@ -487,11 +488,11 @@ def workload_of(arguments: argparse.Namespace, profile: LayerProfile) -> Workloa
 
 
 def _notes_of_burst(arguments: argparse.Namespace) -> list[str]:
-    """Return notes on times that leave out how messages use up the burst of a link.
+    """Return notes on the printed times that assume a whole burst of the link for each message.
 
-    A link that a token bucket limits saves up a burst while it is idle: bytes that later pass
-    at once. Not every message of an iteration finds the whole burst, as a message does that is
-    measured alone.
+    A link that a token bucket limits saves up a burst while it is idle, which is a number of
+    bytes that may later pass at once. A message that is measured alone finds the whole burst.
+    In an iteration, earlier messages may have used it up.
     """
     if _is_what_if(arguments):
         return [NOTE_OF_BURST_OF_GRAPH]
@@ -519,8 +520,9 @@ def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[s
             "all_reduce: fit a cost of all_reduce, unless your training sends them by "
             f"{cost.collective}"
         )
-    # The size of the collective that sends each message, as the fitted sizes are. If gradients
-    # are selected, it is the output of an all-gather, and not the bytes of all gradients.
+    # Fitted sizes are those of collectives, so the sizes of messages are compared as such, too.
+    # If gradients are selected, the size is that of the output of an all-gather, and not the
+    # bytes of all gradients.
     message_bytes = cost.collective_bytes(iteration.group_bytes)
     return [*warnings, *doubts(device, fitted_messages, message_bytes)]
 
@@ -530,11 +532,11 @@ def _doubts_of_proof(
 ) -> list[str]:
     """Return why a plan that is called exact may not be the best for the inputs of a command.
 
-    ``spec`` is the name of the plan of ``iteration``. Of all planners, only the planner exact
-    gives the time that no plan can undercut. For the plan of another one the result is empty.
+    ``spec`` is the name of the plan of ``iteration``. The result is empty for the plan of
+    another planner than exact, and if the command chose the planner itself.
     """
     option = _option_of_planner(arguments, spec)
-    # Without an option, the command chose the planner itself.
+    # `least_s` is the time that no plan can undercut, which only the planner exact gives.
     if iteration.plan.least_s is None or option is None:
         return []
     advice = f"try {option} search"
@@ -575,7 +577,7 @@ def _plan_of(
         return plan_with_contention(spec, workload, communication)
     except UserError as error:
         option = _option_of_planner(arguments, spec)
-        # The command chose the planner itself.
+        # If no option gave the name, the command chose the planner itself.
         if option is None:
             raise
         # The error names the plan, as in "plan 'x': ...". The option replaces these words.
@@ -664,11 +666,12 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
     Raises
     ------
     UserError
-        If there is such an option. The error names the option to which the table belongs.
+        If there is such an option. If the command has an option that takes the table, the
+        error names it, because two options were perhaps interchanged.
     """
     from ddlkit.store.sheet import kind_in_words
 
-    # Of the options of this command, the one that takes each kind of table.
+    # Options that this command does not have are left out.
     option_by_kind = {
         kind: option_of(name)
         for name, kind in _KIND_BY_OPTION.items()
@@ -680,7 +683,6 @@ def refuse_other_kinds(arguments: argparse.Namespace) -> None:
                 continue
             belongs_to = ""
             if kind in option_by_kind:
-                # Two options were perhaps interchanged.
                 belongs_to = f", which belongs to {option_by_kind[kind]}"
             raise UserError(
                 f"{option_of(name)} {path}: is {kind_in_words(kind)}{belongs_to}: "
@@ -711,7 +713,8 @@ def _recorded_kinds(
 def _takes(arguments: argparse.Namespace, name: str) -> bool:
     """Return whether a command has the option of a parsed argument.
 
-    The command what-if has no options that its graph leaves out, but has their defaults.
+    The command what-if lacks the options `NOT_IN_THE_GRAPH`, although its parsed arguments
+    have the defaults of these options.
     """
     is_left_out = _is_what_if(arguments) and name in NOT_IN_THE_GRAPH
     return hasattr(arguments, name) and not is_left_out
@@ -803,8 +806,9 @@ def _warnings_of_slow_host(path: Path, profile: Any) -> list[str]:
     from ddlkit.model.predictor import HOST_BOUND, issue_share
     from ddlkit.store.tables import is_stamped
 
-    # Recorded profiles are called layers.csv or layers-NAME.csv. A file whose name lacks
-    # "layers" has no such table. A recorded table has a stamp, which says where its rows
+    # Beside a recorded profile layers.csv or layers-NAME.csv, the table is samples.csv or
+    # samples-NAME.csv. If the name of the profile lacks "layers", `replace` returns it as it
+    # is, and there is no such table. A recorded table has a stamp, which says where its rows
     # come from.
     samples_path = path.with_name(path.name.replace("layers", "samples", 1))
     if samples_path == path or not is_stamped(samples_path):
@@ -857,12 +861,13 @@ def read_communication(
     communication : Communication
         The cost, with random draws of it if its uncertainty is known.
     measured : Measured
-        The sizes that were measured, and the kind of devices.
+        The sizes of the messages to which the cost was fitted, and the kind of their devices.
 
     Raises
     ------
     UserError
-        If both or neither are given, or if a file does not fit the other options.
+        If both or neither of --cost and --collectives are given, or if a file does not fit
+        the other options.
     """
     if arguments.cost and arguments.collectives:
         raise UserError("--cost and --collectives both give the cost: leave one out")
@@ -885,7 +890,7 @@ def read_communication(
 def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
     """Raise UserError if an option should choose among measured times, but cannot.
 
-    A cost has no times, and logs of other programs name no links.
+    A file of --cost has no times, and logs of other programs name no links.
     """
     if arguments.cost:
         for name in ("place", "table"):
@@ -894,7 +899,7 @@ def _refuse_unused_choices(arguments: argparse.Namespace) -> None:
                     f"--{name} chooses among the times of --collectives, and a --cost "
                     "has none: leave it out"
                 )
-    # --link may also choose rows of the table of --slowdown.
+    # With --slowdown, --link is not refused, because it also chooses rows of that table.
     if arguments.link is None or arguments.slowdown:
         return
     if arguments.cost:
@@ -1021,8 +1026,8 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
         cost=between_ranks(cost),
         draws=[between_ranks(draw) for draw in communication.draws],
         is_assumed_ring=True,
-        # These are fits of other forms to the same times. Such forms cannot be taken to another
-        # number of ranks.
+        # Costs of other forms, fitted to the same times, are dropped, because only alpha_beta
+        # can be taken to another number of ranks.
         costs_by_form={},
     )
 
@@ -1063,7 +1068,8 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     """
     from ddlkit.core.cost import AlphaBeta
 
-    # Only a cost in a file can have another form, or lack its number of ranks.
+    # This advice is on a cost in a file. A cost that was fitted here has the form alpha_beta
+    # and a number of ranks.
     fitting = (
         "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks N --json, "
         "where N is the number of ranks between which they were measured"
@@ -1228,27 +1234,23 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
         _refuse_without_times_of(all_rows, collective)
     # Errors about the rows of all files name the option and its files.
     origin = f"--collectives {_listed_files(arguments.collectives)}"
-    # `chosen` has the collective, the number of ranks and the link of the rows.
+    # `chosen` maps the columns "collective", "ranks" and "link" to the values of the rows.
     rows, chosen = _chosen_rows(arguments, all_rows, collective, origin)
-    # With --assume-ring, the cost is taken to --ranks ranks here, except in what-if, which takes
-    # it to the ranks after the change by itself.
-    is_for_ring_here = _assumes_ring_of_ranks(arguments)
-    ranks_are_measured = arguments.ranks == chosen["ranks"]
-    # Only a start-up and a bandwidth (alpha_beta) can be taken to another number of ranks. The
-    # form table runs through the measured medians, and so needs no choice of a form.
-    form = "alpha_beta" if arguments.assume_ring else "table"
-    if is_for_ring_here and ranks_are_measured:
-        form = "table"
-    # What-if takes the times after the change from the rows, too, if they have that number of
-    # ranks. Both costs are then of the same form.
-    if _is_what_if(arguments) and arguments.gpus in _ranks_beside(all_rows, chosen):
-        form = "table"
+    # With --assume-ring, the cost is extrapolated to the ranks to predict for, unless messages
+    # between these ranks were measured.
+    is_extrapolated = arguments.assume_ring and (
+        _ranks_to_predict_for(arguments) not in _ranks_beside(all_rows, chosen)
+    )
+    # Only a start-up and a bandwidth (alpha_beta) can be extrapolated. Otherwise the cost is a
+    # table that runs through the measured medians, for which no form has to be chosen.
+    form = "alpha_beta" if is_extrapolated else "table"
     calibrated = _fitted_to_rows(arguments, paths, rows, chosen, form)
-    # Warnings of times that do not depend on the size as usual.
+    # `strange_rows` warns of times that do not depend on the size as usual.
     warnings += strange_rows(rows)
-    if form == "alpha_beta":
+    if is_extrapolated:
         warnings += _misses_of_line(calibrated.cost, rows)
-    if is_for_ring_here and not ranks_are_measured:
+    # What-if needs the cost between the measured ranks, too, and extrapolates it later.
+    if is_extrapolated and not _is_what_if(arguments):
         calibrated = as_ring(calibrated, arguments.ranks, origin, warnings)
     # The backends, such as nccl or gloo, tell between which devices messages were sent.
     backends = rows["backend"].unique()
@@ -1256,9 +1258,10 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
 
 
 def _ranks_beside(all_rows: DataFrame, chosen: Mapping[str, Any]) -> set[int]:
-    """Return between which numbers of ranks messages of a collective and a link were measured.
+    """Return the numbers of ranks between which messages like the chosen ones were measured.
 
-    ``chosen`` has the collective and the link by the names "collective" and "link".
+    Such messages are those of the same collective and link, which ``chosen`` has by the names
+    "collective" and "link".
     """
     is_alike = (all_rows["collective"] == chosen["collective"]) & (
         all_rows["link"] == chosen["link"]
@@ -1281,8 +1284,8 @@ def measured_between_gpus(
     Returns
     -------
     Communication or None
-        The communication that is fitted to these times. None if the times of the same
-        collective and link lack this number of ranks.
+        The communication that is fitted to these times. None if --collectives is not given,
+        or if its times of the same collective and link lack this number of ranks.
     """
     from ddlkit import store
     from ddlkit.core.collective import of_gradients
@@ -1293,20 +1296,24 @@ def measured_between_gpus(
     import pandas as pd
 
     paths = store.expand_tables(arguments.collectives)
-    # A file that does not say its number of ranks has that of --ranks in these rows, so that a
-    # number is found only where a file says it. These rows were read before, with their doubts.
-    all_rows = _rows_of_messages(arguments, paths, [])
+    # The doubts about the files are dropped here. They are in `warnings` already, because the
+    # same files were read for the cost before the change.
+    all_rows = _rows_of_messages(arguments, paths, warnings=[])
     collective = arguments.collective or of_gradients(sparse=False)
     origin = f"--collectives {_listed_files(arguments.collectives)}"
+    # `chosen` maps the columns "collective", "ranks" and "link" to the values before the change.
     _, chosen = _chosen_rows(arguments, all_rows, collective, origin)
+    # Rows of a file that does not say its number of ranks are never taken for rows between
+    # --gpus ranks. They count as measured between --ranks ranks, which is another number.
     if arguments.gpus not in _ranks_beside(all_rows, chosen):
         return None
+    # The change to --gpus ranks keeps the collective and the link.
     chosen_after = {**chosen, "ranks": arguments.gpus}
     is_chosen = pd.Series(True, index=all_rows.index)
     for column, value in chosen_after.items():
         is_chosen &= all_rows[column] == value
     rows = all_rows[is_chosen]
-    # Times that do not depend on the size as usual.
+    # `strange_rows` warns of times that do not depend on the size as usual.
     doubts = strange_rows(rows)
     warnings += [doubt for doubt in doubts if doubt not in warnings]
     measured: Communication = _fitted_to_rows(
@@ -1364,8 +1371,8 @@ def _rows_of_messages(
     ranks_in_files = arguments.ranks
     if_ranks_unknown = "give their number with --ranks"
     if _assumes_ring_of_ranks(arguments):
-        # The ranks to predict for need not have been measured, so that reading the files
-        # must not select rows by it.
+        # --ranks is here the number to predict for. It need not have been measured, and says
+        # nothing about the files.
         ranks_in_files = None
         if_ranks_unknown = (
             "add a column ranks to the file, because with --assume-ring the option "
@@ -1380,10 +1387,9 @@ def _rows_of_messages(
             ranks=ranks_in_files,
             place=arguments.place,
             table=arguments.table,
-            # The notes of this function are doubts about the file, which are warnings here.
+            # What `read_collectives` notes are doubts about the file, which are warnings here.
             notes=warnings,
             if_ranks_unknown=if_ranks_unknown,
-            # The times of a file that names no collective are of that in --collective.
             if_collective_unnamed=arguments.collective or "all_reduce",
         )
         warnings += _doubts_of_unit(path, frame)
@@ -1417,23 +1423,25 @@ def _chosen_rows(
     """
     from ddlkit.store.readers import choose
 
-    # The value that the rows must have. With None, all rows must have the same value.
+    # Each column must have the value that is given here. If none is given, it must have a
+    # single value.
     required = {
         "collective": collective,
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
     if _assumes_ring_of_ranks(arguments):
-        # The cost for --ranks may be computed from rows between another number of ranks, which
-        # must be of one link.
+        # If no row is between --ranks ranks, the cost is computed from rows between another
+        # number of ranks. This number is chosen among the rows of one collective and link.
         rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
         measured_ranks = rows_of_link["ranks"]
         required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
     try:
         return choose(all_rows, tuple(required), required, origin)
     except UserError as error:
-        # The option --assume-ring only helps if a number of ranks is required that no row has. In
-        # what-if it does not, because --ranks is there the measured number.
+        # The advice to add --assume-ring is only given if a number of ranks is required that no
+        # row has. In what-if the option would not help, because --ranks is the measured number
+        # there.
         is_measured = (all_rows["ranks"] == required["ranks"]).any()
         if required["ranks"] is None or is_measured or _is_what_if(arguments):
             raise
@@ -1492,8 +1500,9 @@ def _refuse_unless_gathering(arguments: argparse.Namespace, cost: Any) -> None:
     from ddlkit.core.collective import of_gradients
 
     needed = of_gradients(sparse=True)
-    # Of measured times, the reader of --collectives has chosen those of this collective.
     origin = arguments.cost or "--collectives"
+    # Only a cost of --cost can be of another collective. From --collectives, the times of the
+    # needed one were chosen.
     if cost.collective != needed:
         raise UserError(
             f"{origin}: holds a cost of {cost.collective}, but --density sends gradients by "
@@ -1516,32 +1525,32 @@ def _with_contention(
     """Return communication with the contention that --slowdown and --copies describe.
 
     Contention is how much compute and messages slow each other down, and what copies of
-    gradients cost. ``messages`` is the communication without it. If neither option is given,
-    ``messages`` is returned. Without --slowdown, a note that compute and messages are assumed not
-    to slow each other down is added to ``notes``.
-    Doubts about the slowdown are added to ``warnings``, as when it is of another network or
-    device than the layers of ``profile``.
+    gradients cost. ``messages`` is the communication without contention, which is returned if
+    neither option is given. Without --slowdown, a note that compute and messages are assumed
+    not to slow each other down is added to ``notes``. Doubts about the slowdown are added to
+    ``warnings``, as when it is of another network or device than the layers of ``profile``.
     """
     from ddlkit.model.contention import Contention
     from ddlkit.store.readers import read_copy_s_per_byte
 
     if not arguments.slowdown:
         note = NO_CONTENTION
-        # What-if simulates a graph of tasks, and users cannot give it either option. So both are
-        # None here, and the note names no option.
+        # What-if simulates a graph of tasks, and has no option --slowdown that the note could
+        # name.
         if _is_what_if(arguments):
             note = NO_CONTENTION_OF_GRAPH
         notes.append(note)
     if not (arguments.slowdown or arguments.copies):
         return messages
-    contention = Contention.none()
     refuse_other_than_recorded(
         "--slowdown", arguments.slowdown, "ddlkit measure slowdown"
     )
     refuse_other_than_recorded("--copies", arguments.copies, "ddlkit measure copies")
+    contention = Contention.none()
     if arguments.slowdown:
         workers = messages.cost.workers
         contention = _measured_slowdown(arguments, workers, profile, warnings)
+        # A table of --slowdown may also have the time of copies, which then holds.
         if contention.copy_s_per_byte:
             refuse_given(
                 arguments,
@@ -1550,6 +1559,7 @@ def _with_contention(
                 "time",
             )
     if arguments.copies:
+        # This time replaces that of the table of --slowdown.
         contention = contention.copying(read_copy_s_per_byte(arguments.copies))
     return replace(messages, contention=contention)
 
@@ -1562,8 +1572,8 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
     option : str
         The option, as in "--copies".
     path : Path or None
-        Its value. Without a value nothing is refused, and neither is a file that cannot
-        be read, which is refused where it is read.
+        The value of the option. None is not refused. A path that is no file is not refused
+        here, but where it is read.
     program : str
         The command that writes such tables.
 
@@ -1585,7 +1595,7 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
 
 
 CLEARLY_LONGER = 1.2
-"""Compute on all ranks over that in a profile, from which on a warning is given."""
+"""A warning is given if compute on all ranks takes at least this factor longer than in a profile."""
 
 
 def _measured_slowdown(
@@ -1596,9 +1606,10 @@ def _measured_slowdown(
 ) -> Any:
     """Return the `Contention` in the table of --slowdown.
 
-    The table must have rows with ``workers`` ranks and the link of --link. If one of the two
-    is None, all rows must have the same value. If the rows are of another network, batch or
-    machine than ``profile``, this is added to ``warnings``.
+    The table must have rows with ``workers`` ranks and the link of --link. If ``workers`` is
+    None, its rows must all have the same number of ranks. Without --link, they must all have
+    the same link. Doubts are added to ``warnings``, as when the rows are of another network,
+    batch or machine than ``profile``.
     """
     from ddlkit.model.contention import Contention
 
@@ -1629,7 +1640,8 @@ def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> Dat
     except NoSuchRowsError as error:
         if error.key != "ranks":
             raise
-        # The number of ranks may follow from the messages, without an option --ranks.
+        # The error says that the number of ranks is that of the messages, because the user may
+        # not have given --ranks.
         raise UserError(
             f"--slowdown {path}: was measured with ranks {error.listed}, but the messages "
             f"are between {workers}: run ddlkit measure slowdown --ranks {workers}, or leave "
@@ -1643,16 +1655,17 @@ def _doubts_of_slowdown(
 ) -> list[str]:
     """Return warnings if a slowdown may not be that of the training in a profile.
 
-    They are given for a slowdown of another device, network or batch, and for one whose compute
-    took clearly longer. ``rows`` are those of the table in ``path``, which have one network and one
-    batch. ``dilation`` is the factor on all compute times of the profile. Such a table is not
-    refused, because its slowdown may still be close.
+    They are given if the slowdown is of another device, network or batch, or else if its compute
+    took clearly longer. Such a slowdown is not refused, because it may still be close. ``rows`` are
+    those of the table in ``path``, which have one network and one batch. ``dilation`` is the
+    factor on all compute times of the profile.
     """
     of_other_training = [
         *_doubts_of_slowdown_device(path, rows, profile),
         *_doubts_of_slowdown_network(path, rows, profile),
     ]
-    # Another device, network or batch explains why compute takes another time.
+    # Compute is compared only if the training is the same, because another device, network or
+    # batch explains why compute takes another time.
     return of_other_training or _doubts_of_slowdown_compute(
         path, rows, profile, dilation
     )
@@ -1664,7 +1677,8 @@ def _doubts_of_slowdown_compute(
     """Return a warning if compute alone takes clearly longer in ``rows`` than in a profile.
 
     A table of slowdowns has the compute of all ranks at once. A profile is often that of one
-    rank, which has all cores of a machine for itself. ``dilation`` multiplies its times.
+    rank, which has all cores of a machine for itself. ``dilation`` is the factor of --dilation
+    on the times of the profile.
     """
     from ddlkit.model.contention import NOTHING
 
@@ -1677,11 +1691,13 @@ def _doubts_of_slowdown_compute(
     factor = of_ranks_s / of_profile_s
     if factor < CLEARLY_LONGER:
         return []
+    # `of_profile_s` has the given dilation already, which the advised one replaces.
+    advised_dilation = dilation * factor
     return [
         f"{path}: forward, backward and update took {format_seconds(of_ranks_s)} on all ranks "
         f"at once, but {format_seconds(of_profile_s)} in the profile, from which the iteration is "
         "predicted. Ranks that share the cores of a machine compute more slowly than one: "
-        f"multiply all compute by --dilation {dilation * factor:.3g}, or use a profile that was "
+        f"multiply all compute by --dilation {advised_dilation:.3g}, or use a profile that was "
         "measured on as many ranks"
     ]
 
@@ -1689,10 +1705,10 @@ def _doubts_of_slowdown_compute(
 def _doubts_of_slowdown_device(path: Path, rows: DataFrame, profile: Any) -> list[str]:
     """Return a warning if the slowdown in ``rows`` is of another device than a profile."""
     device = str(rows["device"].iloc[0])
-    known = {device, profile.device}.isdisjoint({"", "unknown"})
+    both_known = {device, profile.device}.isdisjoint({"", "unknown"})
     # Users shorten the names of GPUs, as in "H200" for "NVIDIA H200".
     of_slowdown, of_profile = device.lower(), str(profile.device).lower()
-    if not known or of_slowdown in of_profile or of_profile in of_slowdown:
+    if not both_known or of_slowdown in of_profile or of_profile in of_slowdown:
         return []
     return [
         f"{path}: the slowdown was measured on the device {device}, but the profile on "
@@ -1722,8 +1738,8 @@ def _doubts_of_slowdown_network(path: Path, rows: DataFrame, profile: Any) -> li
 def _other_machines_than_of_slowdown(arguments: argparse.Namespace) -> list[str]:
     """Return a warning for each input table of another machine than the table of --slowdown.
 
-    Only tables that have a stamp name their machine. The slowdown of another machine may
-    still be close, so that it is not refused.
+    Only tables that have a stamp name their machine. The slowdown of another machine is not
+    refused, because it may still be close.
     """
     from ddlkit import store
 
@@ -1830,8 +1846,7 @@ def predict_sharded(
     from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
-    # Only ddlkit predict can pass an empty text here. It passes the value of --units, which is
-    # empty if the option was not given.
+    # ddlkit predict passes the value of --units, which has no text if the option was not given.
     if not specs[0]:
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "
@@ -1884,8 +1899,9 @@ def _prediction_of_sharding(
         "reshard": reshard,
         **{name: getattr(predicted, name) for name in PREDICTED},
         "iteration_interval_s": list(interval_s) if interval_s else None,
-        # --level is the share of draws in the interval. The share of real iterations is not
-        # known, because the model of sharded training has no contention.
+        # This entry is the share of real iterations that the interval should contain. It is not
+        # known, because the model of sharded training has no contention: --level is the share
+        # of draws alone.
         "interval_level": None,
         "interval_includes": INTERVAL_HOLDS if interval_s else NO_INTERVAL,
         "no_overlap_s": compute_s + communication_s,
@@ -1947,13 +1963,12 @@ def _tables_by_collective(
     """Return for each of ``collectives`` the files of --collectives that have times of it.
 
     Benchmarks write a log for each collective, so a log usually has times of one. A recorded
-    table has times of several.
+    table has times of several. A table with times of none of ``collectives`` is left out.
 
     Raises
     ------
     UserError
-        If a log is of none of the collectives, or if no file has times of one of them. A
-        table with times of none of them is left out.
+        If a log is of none of the collectives, or if one of them has no times in any file.
     """
     from ddlkit import store
     from ddlkit.formats.messages import read_collectives
@@ -1990,8 +2005,8 @@ def _collectives_in(
     """Return those of some collectives of which a table or a log has times.
 
     ``read`` returns the rows of a file, and raises UserError for a log of another
-    collective than the one that it is called for. A log of one collective is thus refused
-    for all others, which is a mistake only if the log is refused for each of them.
+    collective than the one that it is called for. So a log is refused for all collectives but
+    its own. Only if it is refused for every one of ``collectives``, the UserError is raised here.
     """
     found = []
     errors = []
@@ -2004,7 +2019,7 @@ def _collectives_in(
         # A recorded table has rows of several collectives, perhaps not of this one.
         if (rows["collective"] == collective).any():
             found.append(collective)
-    # The file is refused for each collective. The first error stands for all.
+    # If the file is refused for each collective, the first error stands for all.
     if len(errors) == len(collectives):
         raise errors[0]
     return found
