@@ -79,9 +79,9 @@ processes; otherwise --ranks processes of this machine."""
 
 
 def _with_help_for_model(argument: Argument) -> Argument:
-    """Return an option of a prediction, whose help also says what it does with --model.
+    """Return an option of a prediction with the help that it has in advise.
 
-    Only --ranks means something else there. Any other option is returned as it is.
+    Only the help of --ranks differs, because the option means something else with --model.
     """
     if argument.names != RANKS.names:
         return argument
@@ -94,10 +94,10 @@ def _with_help_for_model(argument: Argument) -> Argument:
 
 
 def _with_several_units(argument: Argument) -> Argument:
-    """Return an option of sharded training, whose help says what it does in advise.
+    """Return an option of sharded training with the help that it has in advise.
 
-    Only --units differs, which takes several ways to make units here, and one in predict.
-    Any other option is returned as it is.
+    Only the help of --units differs, because the option takes several ways to make units in
+    advise, and one in predict.
     """
     if argument.names != ("--units",):
         return argument
@@ -203,7 +203,7 @@ def advise(arguments: argparse.Namespace) -> None:
     result["headline"] = _headline(result)
     result["snippet"] = snippet(advice, result["advice"])
     result["origin"] = origin()
-    # An advice from tables has no such directory.
+    # The result has this directory only if the model was measured.
     if "measurements_directory" in result:
         directory = Path(result["measurements_directory"])
         result["origin"]["measured"] = _measured_when(directory)
@@ -236,8 +236,8 @@ def _write_page(path: Path, result: dict[str, Any], advice: Any) -> None:
 def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
     """Raise UserError unless the options ask for one advice on buckets.
 
-    The strategy is not fsdp, whose advice is on units. The advice is on a model that is
-    measured, or on tables. Each has options of its own.
+    It is either made by measuring a model, or from tables. Each way has options of its own.
+    With --strategy fsdp, whose advice is on units, this function is not called.
     """
     if arguments.model and arguments.profile:
         raise UserError(
@@ -413,8 +413,9 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    # Of this forecast under PyTorch's default plan, only the text is used that says which causes
-    # of scatter its interval includes. `Advice` makes the forecasts that it compares.
+    # `forecast` is that under PyTorch's default plan. Its prediction is not used, because `Advice`
+    # makes the forecasts that it compares. Only its text on the causes of scatter that the
+    # interval includes is used.
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
         arguments, DEFAULT, notes=notes
@@ -558,7 +559,8 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
     except (UserError, KeyboardInterrupt) as error:
         # After an error, a traceback in a log tells the cause. An interrupt needs none.
         log = _telling_log(out) if isinstance(error, UserError) else None
-        # Any other file is a measurement. Then everything stays, for the next run.
+        # Any other file than the leftovers is a measurement. If there is one, everything stays
+        # for the next run.
         names = {path.name for path in out.iterdir()}
         if names <= set(_LEFTOVERS):
             _remove_leftovers(out, made, with_logs=log is None)
@@ -778,8 +780,8 @@ def _result_of_trial(
     rounds = trials.pivot_table(
         values="seconds", index="repeat", columns="policy", aggfunc="median"
     )
-    # The table has a row for each iteration. Each plan trains for equally many iterations in
-    # each round, so they are divided by the number of rounds times the number of plans.
+    # The table has a row for each iteration, and each cell of `rounds` is the median of equally
+    # many of them. `rounds.size` is the number of cells.
     iterations = len(trials) // rounds.size
     result: dict[str, Any] = {
         # With these numbers, `to_dict` also predicts the gain that this trial should measure.
@@ -972,14 +974,14 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
         return []
     reasons = []
     n_rounds = len(rounds)
-    # A trial that is decided ends at once, so that more time would not give more rounds.
-    # Whether it is decided depends on the interval alone. The share of slower rounds is not in
-    # the result, and not needed.
+    # The share of slower rounds is not in the result. It is not needed here, because
+    # `is_decided` looks at the interval alone.
     measured = Gain(
         result["measured_gain"],
         result["measured_gain_interval"],
         slower_share=math.nan,
     )
+    # More time gives more rounds only to a trial that is not decided. A decided one ends at once.
     if n_rounds < FEW_ROUNDS and not is_decided(measured):
         reasons.append(
             f"the trial has only {n_rounds} rounds: a longer --confirm-minutes may allow "
@@ -1178,7 +1180,7 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
     plan = result.get("plan_of_largest_measured_gain", best)
     if plan == best:
         return []
-    # No plan gained anything over the default.
+    # If the default has the largest gain, which is 0, no plan gained anything over it.
     if plan == "ddp":
         return [_line("fastest in the trial", in_words("ddp"))]
     interval = result["largest_measured_gain_interval"]
@@ -1188,7 +1190,7 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
         f"{result['rounds']} rounds"
     )
     lower, upper = interval
-    # Perhaps the plan gains nothing.
+    # If the interval contains 0, the plan perhaps gains nothing.
     if lower <= 0 <= upper:
         text += ": no difference could be measured"
     else:
@@ -1196,8 +1198,8 @@ def _largest_gain_lines(result: Mapping[str, Any]) -> list[str]:
             "; not advised, because another plan was predicted to be the fastest, and the "
             "largest of several measured gains is partly due to chance"
         )
-    # The line does not call this plan the fastest. Another one may have a shorter time, because
-    # a time is the median of all rounds, and a gain is the median of the gains of the rounds.
+    # The line does not call this plan the fastest, because another one may have a shorter
+    # median time. The plan of the largest gain has the largest median of the gains of the rounds.
     return [_line("largest measured gain", text)]
 
 
@@ -1238,8 +1240,9 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
     # The time per sample is compared, because one of the remedies changes the batch.
     name = "predicted time per sample"
     for remedy, gain in result["time_per_sample_shorter_by"].items():
+        # The gain of the best plan has a line of its own, unless the best plan is the default,
+        # which has no gain.
         if remedy == ANOTHER_PLAN:
-            # The gain of the best plan, unless that is the default, has a line of its own.
             continue
         change = "longer" if gain < 0 else "shorter"
         text = f"{abs(gain):.1%} {change} with {remedy}"
@@ -1250,7 +1253,8 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
         lines.append(_line(name, text))
         # The name stands before the first remedy alone.
         name = ""
-    # The size whose uncertain time widens the interval of the gain most, None if that is narrow.
+    # The uncertain time of messages of this size widens the interval of the predicted gain most.
+    # It is None if this interval is narrow.
     next_bytes = result["measure_next_bytes"]
     if next_bytes:
         size = units.format_bytes(next_bytes)
@@ -1261,7 +1265,7 @@ def _limit_lines(result: Mapping[str, Any]) -> list[str]:
 def _limit(result: Mapping[str, Any]) -> str:
     """Return in words what limits the training under PyTorch's default plan.
 
-    They include the share of the iteration that is exposed communication.
+    The words include the share of the iteration that is exposed communication.
     """
     default_plan = result["default_plan"]
     exposed_s = default_plan["exposed_communication_s"]
@@ -1269,7 +1273,7 @@ def _limit(result: Mapping[str, Any]) -> str:
     exposed = f"{share:.0%} of the iteration is exposed communication"
     if result["limited_by"] == "compute":
         return f"compute ({exposed})"
-    # Otherwise a part of communication limits it, such as the bandwidth.
+    # Otherwise a part of communication, such as the bandwidth, limits the training.
     return f"{result['limited_by']}, the largest part of communication ({exposed})"
 
 
@@ -1286,7 +1290,7 @@ def _headline(result: Mapping[str, Any]) -> str:
     advised = result["advice"]
     if advised == KEEP:
         return f"{advised}: {_why_keep(result)}"
-    # The trial has confirmed the plan.
+    # A trial that leaves another advice than to keep the default has confirmed the plan.
     if result["decided_by"] == "trial":
         return f"use {in_words(advised)}"
     return f"{in_words(advised)} is predicted to be faster, and was not tried"
@@ -1303,20 +1307,21 @@ def _why_keep(result: Mapping[str, Any]) -> str:
     # before the trial. It has "trial_result" only if the predicted best plan was tried and is
     # not the default.
     had_trial = result["decided_by"] == "trial"
-    # Before the trial, a plan was advised. The trial did not confirm it, or could not try it.
+    # If a plan was advised before the trial, the trial did not confirm it, or could not try it.
     if had_trial and result["predicted_advice"] != KEEP:
         return str(result.get("trial_result", "the best plan could not be tried"))
     # From here on, the prediction alone already advised to keep the default, with or without a
-    # trial. In a trial, the iteration of the default may have been outside of its predicted
-    # interval.
+    # trial. The entry below is true only if there was a trial, in which the iteration of the
+    # default was outside of its predicted interval.
     if result["default_plan"].get("outside_of_predicted_interval"):
         return _why_keep_after_failed_prediction(result)
     not_tried = "" if had_trial else " (predicted, not tried)"
-    # The default is predicted to be the fastest plan.
+    # "ddp" is the default itself.
     if result["predicted_best"] == "ddp":
         return f"no plan is predicted to be faster{not_tried}"
-    # Another plan is predicted to be faster, but perhaps by less than is worth a change. If
-    # even the upper end of the interval of its gain is below that, this is certain.
+    # Another plan is predicted to be faster, but perhaps by less than WORTH, from which on a
+    # change is advised. If even the upper end of the interval of its gain is below WORTH, the
+    # words say so without "may be".
     _, highest_gain = result["predicted_gain_interval"]
     verb = "is" if highest_gain < WORTH else "may be"
     reason = f"the predicted gain {verb} below the {WORTH:.0%} from which a change is advised"
@@ -1329,10 +1334,12 @@ def _why_keep(result: Mapping[str, Any]) -> str:
 
 def _why_keep_after_failed_prediction(result: Mapping[str, Any]) -> str:
     """Return in words why the default is kept if its measured iteration was not predicted."""
-    # The trial may have had other plans even if the default is predicted to be the fastest.
+    # If the default is predicted to be the fastest, the result of the trial, which may have had
+    # other plans, does not matter.
     if result["predicted_best"] == "ddp":
         return "no plan is predicted to be faster, but the prediction failed"
-    # The best plan was not in the trial, because DDP made other buckets than the plan has.
+    # Without this entry the best plan was not in the trial, because DDP made other buckets than
+    # the plan has.
     if "trial_result" not in result:
         return "the prediction failed, and the best plan could not be tried"
     if _is_gain_measured(result):

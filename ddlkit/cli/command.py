@@ -308,9 +308,9 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
     UserError
         If a number of the result is infinite or not a number.
     """
-    # JSON has no infinity and no NaN, and no result should have them. Only numbers are
-    # checked here: by `default`, other objects such as paths count as texts. Aligned lines
-    # may show them.
+    # No result should have an infinity or a NaN, which JSON cannot express either. Only numbers
+    # are checked here. `default` turns other objects, such as paths, into texts, because
+    # aligned lines may show such objects, too.
     for name, value in result.items():
         try:
             json.dumps(value, allow_nan=False, default=str)
@@ -545,8 +545,9 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # All ranks ask together whether rank 0 has the lock, because the others have no
-            # refusal so far. If rank 0 left alone, all others would wait for it.
+            # Only rank 0 can have a refusal so far, so all ranks agree exactly if rank 0 has the
+            # lock. Without it they end together, because the others would wait for a rank 0
+            # that ended alone.
             is_locked = agree_all(refusal is None)
             if not is_locked and me.rank != 0:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
@@ -652,11 +653,12 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # If --ranks is too large for one machine, the error advises to run this command under
-    # torchrun, whichever part is measured here. Without --model, it is the only part there.
-    advised = "ddlkit measure collectives"
+    # If --ranks is too large for one machine, the error advises to start this program by
+    # torchrun. Whichever part is measured here, only collectives are measured there without
+    # --model.
+    program_in_job = "ddlkit measure collectives"
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
-    ranks = ranks_to_start(arguments.ranks, default=0, program=advised)
+    ranks = ranks_to_start(arguments.ranks, default=0, program=program_in_job)
     # A wrong lab or name is refused before the imports below load torch, which takes seconds.
     # `_points_of_parts` reads the rate again.
     refuse_impossible_lab(arguments.lab, arguments.ranks)
@@ -675,8 +677,8 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(engine.estimate(make_points, out, session_budget_s(arguments)))
         return
-    # The ranks find out by themselves which device they have. This call only warns the user
-    # if torch does not see the GPUs. Links of a lab join processors, so that GPUs do not
+    # This call only warns the user if torch does not see the GPUs. The ranks find out by
+    # themselves which device they have. Links of a lab join processors, so that GPUs do not
     # matter.
     if not arguments.lab:
         device_of_own_ranks()
@@ -701,8 +703,8 @@ def _refuse_sizes_beyond_memory(sizes: Sequence[int] | None) -> None:
         return
     from ddlkit.store.machine import describe
 
-    # A message on a GPU needs several times its size there, and the machine around a GPU has
-    # no less memory than that.
+    # The memory of the machine also limits messages between GPUs: it is assumed to be no
+    # smaller than that of a GPU, in which a message needs several times its size.
     memory_bytes = describe()["memory_bytes"]
     if sizes[-1] > memory_bytes:
         largest = units.format_bytes(sizes[-1])
@@ -724,7 +726,7 @@ def _points_of_parts(
     """
     from ddlkit.measure import parts
 
-    # The rate is 0 without --lab. No `sizes` stand for the default sizes.
+    # The rate is 0 without --lab. An empty tuple of sizes stands for the default sizes.
     rate_bits_per_s, delay_s = lab_rate(arguments.lab)
     return functools.partial(
         parts.points,
@@ -746,7 +748,7 @@ def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
     for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is None:
             continue
-        # If the launcher had started several processes, this function would not be called.
+        # A launcher can have started only one process. With several, this function is not called.
         if is_started_by_launcher(os.environ):
             raise UserError(
                 f"--{name} has an effect between two or more ranks, and torchrun or srun "
@@ -911,8 +913,8 @@ def refuse_unwritable(option: str, path: Path, directory: Path) -> None:
     parents = [directory, *directory.absolute().parents]
     existing = next(parent for parent in parents if parent.exists())
     try:
-        # Permissions do not decide: root may write everywhere but in directories such as
-        # /proc. The file that is made here has no name, or is removed at once.
+        # A file is made to find out, because permissions do not decide: root may write everywhere
+        # but in directories such as /proc. The file has no name, or is removed at once.
         with tempfile.TemporaryFile(dir=existing):
             pass
     except OSError as error:
@@ -1035,7 +1037,7 @@ def refuse_impossible_lab(lab: str | None, ranks: int | None) -> None:
     Parameters
     ----------
     lab : str or None
-        The value of --lab. None, for no lab, is not refused.
+        The value of --lab. None or an empty text, for no lab, is not refused.
     ranks : int or None
         The value of --ranks.
 
@@ -1044,8 +1046,11 @@ def refuse_impossible_lab(lab: str | None, ranks: int | None) -> None:
     UserError
         If no lab has such links or so many ranks.
     """
+    if not lab:
+        return
+    # This call raises UserError for links that no lab has. Its result is not needed here.
     lab_rate(lab)
-    if not lab or ranks is None:
+    if ranks is None:
         return
     from ddlkit.lab import MAX_RANKS
 
@@ -1133,7 +1138,7 @@ def require_lab(text: str | None) -> None:
         return
     from ddlkit.lab import network
 
-    # What this machine lacks for a lab, "" if nothing.
+    # `lacking` says in words what this machine lacks for a lab. It is "" if nothing is lacking.
     lacking = network.lacking()
     if lacking:
         raise UserError(f"--lab {text}: {lacking}")
@@ -1380,7 +1385,7 @@ def _make_lab(arguments: argparse.Namespace) -> None:
     shape = _lab_shape(arguments)
     # A persistent lab stays when this command ends.
     new_lab = network.Lab(shape, arguments.label, persistent=True)
-    # A new lab removes dead ones. Here they are removed before, so that the user is told.
+    # `up` would remove dead labs without a word. They are removed here to tell the user.
     for label in network.clean():
         print(f"ddlkit: {label} was dead and is removed", file=sys.stderr)
     new_lab.up()

@@ -221,10 +221,10 @@ def _wrapped(line: str) -> list[str]:
     if not line:
         return [""]
     indent = "  "
-    # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text
-    # may have a single space there, too, but no two spaces in a row, as padding has. A name that
-    # needs no padding is taken for plain text. Only causes and remedies have such long names,
-    # and the text beside them, a time and a gain, is too short to be wrapped.
+    # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text may
+    # have a space in that column, too, but never two spaces in a row, as padding has. A name that
+    # fills its column needs no padding, so its line is taken for plain text. That does no harm,
+    # because the text beside so long a name, a time and a gain, is too short to be wrapped.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
     # If the name is empty, its column has only spaces.
     if has_name or line.startswith(" "):
@@ -326,9 +326,9 @@ def _time_without(explanation: Any, cause: Any) -> str:
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """Return what the iteration takes at least without any waiting, and gains at most, in words.
 
-    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain counts all waiting as
-    time of messages, and lets messages take no time. It is the most that can be gained. The
-    rank may have waited for slower ranks, and such a wait would remain without messages.
+    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is the most that
+    messages without any time can gain, because it counts all waiting as time of messages. The
+    rank may in truth have waited for slower ranks, and such waits would remain.
     """
     from ddlkit.model.explanation import most_waiting_s
 
@@ -384,7 +384,7 @@ def _headline(explanation: Any) -> str:
     # There is no waterfall if only the trace of one rank was given.
     if not explanation.waterfall:
         return "the trace of one rank gives bounds only"
-    # A rank costs much, but does not meet all conditions for a straggler.
+    # The text is not empty if a rank costs much, but does not meet all conditions for a straggler.
     if explanation.why_no_straggler:
         return f"no rank is called a straggler, because {explanation.why_no_straggler}"
     return "no one rank is much slower than the others"
@@ -393,8 +393,9 @@ def _headline(explanation: Any) -> str:
 def _what_to_do_first(explanation: Any) -> str:
     """Return what the user should look at or try first.
 
-    This is the first that there is of a straggler, a remedy with a sure gain, a rank that may be
-    a straggler, and a cause with a sure gain. The order is a choice, not measured.
+    It is looked for in this order, which is a choice and not measured: a straggler, a remedy with
+    a sure gain, a rank that may be a straggler, and a cause with a sure gain. The first that
+    there is counts.
     """
     # The rank and the phase for which the others wait, None if there is no such rank.
     culprit = explanation.straggler

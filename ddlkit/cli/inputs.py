@@ -1595,7 +1595,7 @@ def refuse_other_than_recorded(option: str, path: Path | None, program: str) -> 
 
 
 CLEARLY_LONGER = 1.2
-"""A warning is given if compute on all ranks takes at least this factor longer than in a profile."""
+"""A warning is given if compute takes this many times as long on all ranks as in a profile."""
 
 
 def _measured_slowdown(
@@ -1846,7 +1846,7 @@ def predict_sharded(
     from ddlkit.model.sharded import Sharding
 
     _refuse_options_of_ddp(arguments)
-    # ddlkit predict passes the value of --units, which has no text if the option was not given.
+    # ddlkit predict passes the value of --units as it is, which is None without the option.
     if not specs[0]:
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "

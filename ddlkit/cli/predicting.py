@@ -237,15 +237,15 @@ def _description_of_fit(
         about_fit["median_abs_held_out_error"] = median_error
     # The backend and the source tell between which devices the messages were sent.
     measured = fits.Measured.of(sizes, facts.get("backend"), facts["source"])
-    # A warning if the cost was probably fitted to several kinds of messages.
+    # This warns if the cost was probably fitted to several kinds of messages.
     warnings = [*fits.several_populations(about_fit)]
     # A recorded table has no other unit than seconds.
     if facts["source"] != "recorded":
         warnings += fits.other_unit(sizes, seconds)
-    # Warnings of times that do not depend on the size as usual.
+    # `strange_times` warns of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, fitted.form)
-    # A warning if the link saves up a burst while it is idle, which this cost leaves out. The
-    # name of the link is "" if it is not known.
+    # `burst_left_out` warns if the link saves up a burst while it is idle, which this cost leaves
+    # out. The name of the link is "" if it is not known.
     warnings += fits.burst_left_out(facts.get("link") or "")
     about_fit |= measured._asdict()
     about_fit |= _place_if_known(facts)
@@ -364,7 +364,7 @@ def _compare_forms(
         **_place_if_known(facts),
     }
     warnings = _forms_not_compared(compared.table)
-    # Warnings of times that do not depend on the size as usual.
+    # `strange_times` warns of times that do not depend on the size as usual.
     warnings += fits.strange_times(sizes, seconds, compared.chosen)
     print_warnings(warnings)
     if arguments.json:
@@ -505,7 +505,8 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
         result["warnings"] = warnings
     else:
         # The share of single iterations in the interval is not known, because the model has no
-        # contention. The words that are printed in place of the share say so, and end in these.
+        # contention. The words that are printed in place of the share say so, and that no option
+        # changes it.
         no_option = f"no option of --strategy {arguments.strategy} adds it"
         _put_in_words(result, advice_on_contention=no_option)
     show(result, arguments.json)
@@ -569,7 +570,7 @@ def _interval_facts(forecast: Any, level: float) -> dict[str, Any]:
     """
     if not forecast.interval_s:
         return {"interval_level": None, "interval_includes": NO_INTERVAL}
-    # The text says what the interval lacks. It is empty if contention was measured.
+    # The text says what the interval includes and lacks. It is empty if contention was measured.
     if forecast.interval_includes:
         return {"interval_level": None, "interval_includes": forecast.interval_includes}
     return {"interval_level": level, "interval_includes": None}
@@ -983,9 +984,8 @@ def _set_left_out_options_to_defaults(
 ) -> None:
     """Set those options of a prediction that a command leaves out to their defaults.
 
-    The command what-if leaves options out because its graph has no tasks for what they describe,
-    and export because DDP does not have what they describe. The prediction that they make needs a
-    value of each option. ``left_out`` has names of parsed arguments.
+    The prediction that such a command makes needs a value of each option. ``left_out`` has the
+    names of the parsed arguments of those that the command leaves out.
     """
     for argument in INPUTS:
         name = parsed_name(argument.names[0])
@@ -1015,8 +1015,8 @@ def _unchanged_graph(
 ) -> Any:
     """Return the task graph of a training before all changes, when all its ranks are alike.
 
-    ``iteration`` is the predicted one. It may also have a link that messages share, or copies
-    of buckets. They are left out here, because a graph has no tasks for them.
+    ``iteration`` is the predicted one. If it has a link that messages share, or copies of
+    buckets, these are left out here, because a graph has no tasks for them.
     """
     from ddlkit.core.iteration import Iteration
 
@@ -1254,7 +1254,8 @@ def _refuse_unknown_stragglers(
             continue
         advice = f"the ranks are 0 to {ranks - 1}"
         # If the cost does not say between how many ranks its messages were sent, one rank is
-        # assumed, which the user can correct by --ranks. More ranks are then from --gpus.
+        # assumed, which the user can correct by --ranks. This advice is left out with --gpus, which
+        # gives the number of ranks after the change.
         if ranks_of_cost is None and ranks == 1:
             advice = (
                 "the cost does not say between how many ranks it holds: give --ranks"
@@ -1281,8 +1282,9 @@ def _between_gpus_after(
     """Return the communication after the change to --gpus ranks.
 
     ``communication`` is that before the change. Measured times between --gpus ranks are taken, if
-    the files of --collectives have them. Otherwise the cost before the change is taken there as
-    that of a ring, with a warning in ``warnings``, which raises UserError without --assume-ring.
+    the files of --collectives have them. Otherwise, with --assume-ring, the cost before the change
+    is taken to --gpus ranks as that of a ring, and ``warnings`` says so. Raises UserError if
+    there are no such times and --assume-ring is not given.
     """
     measured_after = measured_between_gpus(arguments, warnings)
     if measured_after is not None:
@@ -1327,16 +1329,16 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     at equal times, and every message waits for all ranks. One machine without a change
     therefore stands for all such machines.
     """
-    # The last machine is only simulated for the error about a rank that does not exist. This
-    # error names the ranks up to the largest in the graph, which must be the last of all.
+    # The last machine is always simulated, only so that the graph has the last of all ranks. The
+    # error about a rank that does not exist names the ranks up to the largest in the graph.
     simulated = {machines - 1}
     # A changed rank that does not exist would be on a machine that does not exist.
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
         if machine not in simulated:
-            # The first unchanged machine stands for all others, although the last machine may
-            # be unchanged, too. So machine 0, with rank 0, is always simulated: it is changed,
-            # or the last, or added here. `_tasks_of_all_ranks` needs rank 0.
+            # The first machine that is not simulated yet stands for all others. So machine 0 is
+            # always simulated: it is changed, or the last, or added here. Its rank 0 is needed
+            # by `_tasks_of_all_ranks`.
             simulated.add(machine)
             break
     return sorted(simulated)
@@ -1436,8 +1438,8 @@ def _with_numbers_of_ranks(
     # the rows one after the other.
     first_ranks = per_machine * np.array(machines)
     rank_numbers = (first_ranks[:, None] + np.arange(per_machine)).ravel()
-    # `graph.rank` has the rank of each task. Tasks that all ranks do together keep ALL_RANKS,
-    # which is -1. For them, `where` drops the number that this index gives.
+    # `graph.rank` has the rank of each task, and ALL_RANKS for tasks that all ranks do together.
+    # These keep ALL_RANKS. It is -1, an index of the last number, which `where` then drops.
     numbers = np.where(graph.rank == ALL_RANKS, ALL_RANKS, rank_numbers[graph.rank])
     return replace(graph, rank=numbers)
 

@@ -273,8 +273,8 @@ def _workload(arguments: argparse.Namespace) -> Any:
 def _workload_of_trace(file: Path) -> Any:
     """Return the `Workload` with the gradients in the file of --trace.
 
-    An error that advises options of ``ddlkit import`` says how to use these, because ``ddlkit
-    scale`` takes none of them with --trace.
+    Options of ``ddlkit import`` have no effect here. If an error of reading the file advises some of
+    them, it is raised with the advice to run ``ddlkit import`` first.
     """
     from ddlkit.formats import import_file
 
@@ -413,9 +413,9 @@ def _row(row: Count, origin: str) -> str:
     line = (
         f"{row.gpus:>6} {row.nodes:>6} {seconds(row.step_s):>9}  {origin} {factor:<20}"
     )
-    # The steps if nothing but messages lengthened them, on a day on which the network is quiet
-    # and on a bad day, when other jobs load it. Both are None if the cost of messages or the
-    # gradients are not known.
+    # The line ends with what the step would take if nothing but messages lengthened it: on a
+    # day on which the network is quiet, and on a bad day, when other jobs load it. Both are None
+    # if the cost of messages or the gradients are not known.
     if row.only_messages_step_s is not None and row.only_messages_bad_day_s is not None:
         line += f" {seconds(row.only_messages_step_s)}"
         # Within one node, there is no bad day of the network.
@@ -478,7 +478,7 @@ def _explained(result: Scaling) -> str:
     # Messages may have any part in the loss if nothing is known of them.
     if explained.messages_at_most_s is None:
         other_causes = "messages, waiting or input"
-    # Parts of the loss that have a cause, and then what is left of it.
+    # To the parts of the loss that have a cause, what is left of the loss is added below.
     parts = _parts_with_cause(explained)
     if not parts:
         return f"{longer}. Whether this is {other_causes} is not known"
@@ -532,13 +532,13 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
         )
     known_collectives = {time.collective for time in result.collectives}
     has_all_reduces = "all_reduce" in known_collectives
-    # Only the gradients are missing.
+    # If all-reduces are known, only the gradients are missing.
     if has_all_reduces and not has_gradients:
         return (
             "whether messages are hidden: not known without the gradients: add --profile or "
             "--trace"
         )
-    # The verdict needs gradients and all-reduces alone, so only all-reduces are missing.
+    # If the gradients are given, only all-reduces are missing. The verdict needs nothing else.
     if has_gradients:
         return (
             "whether messages are hidden: not known without tables of all-reduces: add them "
