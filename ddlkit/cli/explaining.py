@@ -326,9 +326,9 @@ def _time_without(explanation: Any, cause: Any) -> str:
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """Return what the iteration takes at least without any waiting, and gains at most, in words.
 
-    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is the most that
-    messages without any time can gain, because it counts all waiting as time of messages. The
-    rank may in truth have waited for slower ranks, and such waits would remain.
+    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is the most that can
+    be gained, because all waiting counts as time of messages, which then take none. If the rank
+    has waited for slower ranks, such waits would remain.
     """
     from ddlkit.model.explanation import most_waiting_s
 

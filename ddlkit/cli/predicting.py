@@ -506,7 +506,7 @@ def _show_sharded_prediction(arguments: argparse.Namespace) -> None:
     else:
         # The share of single iterations in the interval is not known, because the model has no
         # contention. The words that are printed in place of the share say so, and that no option
-        # changes it.
+        # adds contention.
         no_option = f"no option of --strategy {arguments.strategy} adds it"
         _put_in_words(result, advice_on_contention=no_option)
     show(result, arguments.json)
@@ -984,7 +984,7 @@ def _set_left_out_options_to_defaults(
 ) -> None:
     """Set those options of a prediction that a command leaves out to their defaults.
 
-    The prediction that such a command makes needs a value of each option. ``left_out`` has the
+    The prediction that the command makes needs a value of each option. ``left_out`` has the
     names of the parsed arguments of those that the command leaves out.
     """
     for argument in INPUTS:
