@@ -70,6 +70,7 @@ def _v100_speed() -> Result:
     paper states, and as one on another network. The ratio of another network may be
     anything between that of ResNet-50 and that of the peak rates.
     """
+    # A number is one value, and a pair is a range.
     readings = {
         "ResNet-50": own(LIKE_RESNET, "0.243 s over 0.0625 s"),
         "another network": own(

@@ -279,12 +279,11 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
     for (shares, recorded_elements), case in product(
         recorded_shares(network), unstated(network)
     ):
-        # The recorded LSTM has other units than most of those that are tried. So each size
-        # of its tensors is replaced by the size of the same tensor in the case. No positions
-        # are needed, because tensors of equal sizes have equal sizes in the case, too.
-        # ``tensors`` has all sizes of our recordings, and another size would stay as it is.
+        # The recorded LSTM has another number of units than most cases. So the size of each
+        # recorded tensor is replaced by that of the same tensor in the case. Tensors that are
+        # equally large in the recording are so in the case, too.
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
-        elements = [size_in_case.get(size, size) for size in recorded_elements]
+        elements = [size_in_case[size] for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"
         # Every share of every computing time: of the given one, or else of those of the case.
         backward_times_s = np.outer(BACKWARD, compute_s or case.compute_s).flat

@@ -596,7 +596,7 @@ def _exposed_by_code(gathers: int) -> str:
     """
     selecting_s, sending_s = topk_parts(RESNET, gathers)
     compute_s = printed().loc[RESNET, "topk_s"] - (selecting_s + sending_s)
-    # Seen from the computing, the sending is what computing and selecting leave.
+    # What computing and selecting leave of the iteration is exactly the sending.
     return f"{compute_s:.2f} s of computing leave {sending_s:.3f} s"
 
 

@@ -585,13 +585,15 @@ def _start_as_printed(
     n = len(backward_s)
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
-    # The index i is that of layer i + 1. Layer n, the first in the backward pass, starts at 0.
+    # Index i is that of layer i + 1. Layer n, the first in the backward pass, starts at 0.
     for i in range(n - 2, -1, -1):
-        link_free_s = start_s[i + 1] + sent_s[i + 1]
-        # From the end of layer n's backward, whose time is thus not in the sum.
+        # The index of the layer whose gradient is ready right before that of this layer.
+        before = i + 1
+        link_free_s = start_s[before] + sent_s[before]
+        # Starts count from the end of layer n's backward, so that its time, the last one, is
+        # not in the sum. `fsum` rounds only once.
         computed_s = math.fsum(backward_s[i : n - 1])
-        # ``waited_s[i + 1]`` is the wait of layer i + 2, which comes before layer i + 1.
-        start_s[i] = max(link_free_s + waited_s[i + 1], computed_s)
+        start_s[i] = max(link_free_s + waited_s[before], computed_s)
     return np.array(start_s)
 
 

@@ -30,9 +30,9 @@ def _osf_of(workload: Workload, cost: MessageCost, first: int) -> float:
 
     The sum of Eq 8 begins at j = i + ``first``: 1 as printed, or 0 as its prose has it.
     """
-    _sizes, backward_s = osf.of_workload(workload)
-    # The arrays of a workload are in ready order, and the equations in forward order.
-    sent_s = cost(workload.bytes[::-1]).tolist()
+    # Both lists are in forward order, as in the equations.
+    sizes, backward_s = osf.of_workload(workload)
+    sent_s = cost(sizes).tolist()
     factor = osf.osf(workload.forward_s, backward_s, sent_s, first=first)
     # The paper leaves out the update of the weights, which is added here. An iteration of one
     # worker and of all workers gets longer by this time.

@@ -251,11 +251,15 @@ def numbers(campaign: Source) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of `modelled` in the best setting come first. Their ``grade`` is NaN. The
-        rows of gains follow: those of `modelled_gains` in the best setting, with their range
-        over all compatible settings and the ``grade`` "model", and those of `gains_in_lab`
-        and `gains_in_regime` with the ``grade`` "lab". The modelled rows of adaFusion have
-        the printed range of its gain, ``paper_gain_low`` to ``paper_gain_high``.
+        There are three kinds of rows, in this order:
+
+        * scaling factors of `modelled` in the best setting, without a ``grade``,
+        * gains of `modelled_gains` in the best setting, with their range over all compatible
+          settings and the ``grade`` "model",
+        * gains of `gains_in_lab` and `gains_in_regime`, with the ``grade`` "lab".
+
+        The modelled gains of adaFusion also have the gains that the paper prints, from
+        ``paper_gain_low`` to ``paper_gain_high``.
     """
     factors = modelled(settings.setting())
     gains = settings.over(
@@ -265,8 +269,8 @@ def numbers(campaign: Source) -> pd.DataFrame:
     frame = pd.concat(
         [factors, graded(gains, measured, gains_in_regime())], ignore_index=True
     )
-    is_stated = (frame["planner"] == ADAFUSION) & (frame["grade"] == "model")
-    # By the planner over which it is a gain, the least and the largest gain that is printed.
+    has_printed_gain = (frame["planner"] == ADAFUSION) & (frame["grade"] == "model")
+    # The least and the largest printed gain of adaFusion over each planner.
     low = {
         CONSTANT: claimed("osf-fig11-constant-min") / 100,
         RIVAL: claimed("osf-fig11-mgwfbp-min") / 100,
@@ -276,8 +280,8 @@ def numbers(campaign: Source) -> pd.DataFrame:
         RIVAL: claimed("osf-fig11-mgwfbp-max") / 100,
     }
     return frame.assign(
-        paper_gain_low=frame["over"].map(low).where(is_stated),
-        paper_gain_high=frame["over"].map(high).where(is_stated),
+        paper_gain_low=frame["over"].map(low).where(has_printed_gain),
+        paper_gain_high=frame["over"].map(high).where(has_printed_gain),
     )
 
 

@@ -660,10 +660,16 @@ def make_timeline(script: Script, ranks_s: Floats) -> Timeline:
     script : Script
         The script of the case.
     ranks_s : ndarray, shape (ranks, 4 G + 3)
-        The times of each rank in seconds. First come G times each, one for each group: when the
-        rank woke up, having slept in place of the backward pass of the group, when it had selected,
-        when it had posted the group, and when the group's collectives were complete. The last three
-        are the ends of the forward pass, of waiting for all collectives, and of the update.
+        The times of each rank in seconds. They are four blocks of G times, in which each group
+        has one:
+
+        * when the rank woke up, after its sleep in place of the group's backward pass,
+        * when it had selected elements of the group,
+        * when it had posted the group,
+        * when the collectives of the group were complete.
+
+        Three single times follow: the ends of the forward pass, of waiting for all collectives,
+        and of the update.
     """
     return Timeline.from_rows(
         {**span, "rank": rank, "origin": "replayed"}

@@ -148,11 +148,12 @@ def possible_times(
         note += f", with {' and '.join(others)}, half a ms either way"
     # The marginal of the first constraint says how much the solution would change with the
     # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
-    is_bound = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
-    if not is_bound:
-        # So far, the note names only figure 8. What bounds the range instead is that no unknown
-        # is negative. "Computation only" is computation less overlap, so that it is 0 or more if
-        # no more overlaps than is computed. "Communication only" is the same of what is sent.
+    fig8_binds = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
+    if not fig8_binds:
+        # Neither end of the range depends on figure 8, which the note names so far. Both ends
+        # then follow from the constraint that "computation only" and "communication only" are
+        # not negative: the overlap is no longer than computation, and no longer than
+        # communication.
         note += (
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )

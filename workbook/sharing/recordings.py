@@ -237,16 +237,17 @@ def least_first(name: str) -> tuple[int, ...]:
     ----------
     name : str
         A configuration: blocks and threads of an all-reduce ("2x256"), or threads, cores
-        and priority of gloo ("t2-free-normal"), of which the threads may be left out. A "+"
-        comes before the resources of the last message, if they are others.
+        and priority of gloo ("t2-free-normal"), of which the threads may be left out. If the
+        last message has other resources than the messages before it, these follow after a "+".
 
     Returns
     -------
     tuple of int
-        The key is smaller for fewer resources. Configurations that give the last message
-        other resources come after all others, whatever these resources are. Before these come
-        those in which a rank computes with two threads ("-omp2"). Cores count before priority,
-        and priority before threads of gloo. This order is a choice.
+        The key is smaller for fewer resources. For blocks and threads its fields are whether
+        the last message has other resources, the blocks, and the threads. For gloo they are
+        whether the last message has other resources, whether a rank computes with two threads
+        ("-omp2"), the cores, the priority, and the threads of gloo. The two kinds are never
+        sorted together. The order of the fields is a choice.
     """
     first, plus, _ = name.partition("+")
     has_other_last = bool(plus)
@@ -259,8 +260,9 @@ def least_first(name: str) -> tuple[int, ...]:
         # Blocks and threads, such as "2x256", sort by blocks first.
         numbers = re.findall(r"\d+", first)
         return (has_other_last, *map(int, numbers))
-    # Threads of gloo run on any core, on the core of their rank, or on one core for all ranks. That
-    # these take from compute in this order, the least first, is also a choice and not measured.
+    # Threads of gloo run on any core, on the core of their rank, or on one core for all ranks. Any
+    # core is taken to slow compute down least, and one core for all ranks most. This is a choice,
+    # and was not measured.
     cores = ("free", "own", "one").index(words["cores"])
     # From the lowest priority to the highest.
     priorities = ("idle", "nice10", "normal", "raised")

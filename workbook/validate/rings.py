@@ -401,11 +401,13 @@ def ring_of(
         they leave the cores to others, so that none waits for a core. By default ranks do not
         sleep, and wait for cores.
     """
-    # The seconds of software in a round trip, the time of a byte over that at the rate of the
-    # link, and the share of all cores that the software of one rank takes.
+    # These are the seconds of software in a round trip, the factor by which a byte takes longer
+    # than the rate of the link says, and the share of all cores that the software of one rank
+    # takes.
     software_s, byte_factor, share = np.exp(values).tolist()
-    # For each second of a link's delay, waking lengthens a whole round trip. This passes the links
-    # of both ranks, there and back, so that each of its four delays gets a quarter of this time.
+    # A round trip passes the links of both ranks, there and back, and so has four delays of a
+    # link. Waking adds ``waking`` times one delay to it. So each of the four delays is longer by
+    # a quarter of that.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s=software_s,
@@ -414,8 +416,8 @@ def ring_of(
         workers=workers,
         delay_s=named.delay_s * (1 + waking_per_delay),
         burst_s=named.burst_s,
-        # If ranks sleep, the share is 0, with which no software waits for a core.
-        core_share=share * (waking is None),
+        # If ranks sleep, no software waits for a core.
+        core_share=share if waking is None else 0.0,
     )
 
 

@@ -118,15 +118,19 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        """Return iterations for n computes and n times of all bytes on the link, in seconds."""
-        # (n,), or (k, n) with slowdowns of shape (k, 1).
+        """Return the iterations for n computes and n times of all bytes on the link.
+
+        They are in seconds, of shape (n,), or of shape (k, n) for k slowdowns.
+        """
+        # With slowdowns of shape (k, 1), broadcasting gives (k, n).
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
         # The outer products have one more axis at the end, that of the buckets.
         ready_s = np.multiply.outer(np.broadcast_to(compute_s, shape), ready_share)
         on_link_s = np.multiply.outer(np.broadcast_to(wire_s, shape), bytes_share)
         # The model counts only the time on the link, and none that a processor takes to send.
         no_processor_time_s = np.zeros_like(ready_s)
-        # A slowdown is the same for all iterations and buckets.
+        # Each slowdown holds for all n iterations and for all buckets, so that its axes for
+        # them have length 1.
         slowdown_of_buckets = np.asarray(slowdown, float)[..., None]
         _, ends_s = one_by_one(
             ready_s, no_processor_time_s, on_link_s, slowdown=slowdown_of_buckets
