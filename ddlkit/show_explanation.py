@@ -97,7 +97,7 @@ def _title_of_ranks(explanation: Explanation) -> str:
             f"The other ranks wait for {straggler['phase']} of rank {straggler['rank']}"
         )
     # `why_no_straggler` is set if a rank is late, but not clearly or not often enough to be
-    # called a straggler. The last title would be wrong then.
+    # called a straggler. The title at the end of this function would be wrong then.
     if explanation.why_no_straggler:
         return "No rank is a straggler"
     return "No one rank is much slower than the others"

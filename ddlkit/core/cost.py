@@ -197,7 +197,8 @@ def from_dict(
     forms : mapping of str to type
         The class of each form.
     advice : str, optional
-        What the user should do if the description is no cost or not complete. Errors end in it.
+        What the user should do if the description names no form, or has missing or unknown
+        fields. The error then ends in it.
 
     Returns
     -------
@@ -825,8 +826,8 @@ class HeldOut(Form):
         # A table is interpolated, and errs more in a wide gap between measured sizes. The gap
         # around a size is the logarithm of the measured size above it over the one below it.
         # The error at a size was divided by gap**gap_power for its own gap before it was stored.
-        # Here it is multiplied by gap**gap_power for the gap around each of ``sizes``. Other
-        # costs have no gaps, and errors that were stored as they are.
+        # Here it is multiplied by gap**gap_power for the gap around each of ``sizes``. Errors of
+        # other costs do not depend on gaps, and were stored as they are.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.

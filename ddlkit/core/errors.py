@@ -62,9 +62,9 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
         escaped = text.translate(escapes)
         if len(escaped) <= most:
             return escaped
-    # These are the two ends of the escaped text. They do not overlap, because it is longer than
-    # ``most``. To escape no more than needed of a very long text, the text is cut first. The
-    # escaped ends are cut again, because escapes make them longer.
+    # The head and the tail of the escaped text do not overlap, because it is longer than
+    # ``most``. The text is cut before it is escaped, so that not all of a very long text is
+    # escaped. The escaped ends are cut again, because escapes make them longer.
     head = text[:n_head].translate(escapes)[:n_head]
     tail = text[-n_tail:].translate(escapes)[-n_tail:]
     return f"{head} ... ({len(text)} characters) ... {tail}"

@@ -618,7 +618,7 @@ def _bootstrap(
             yield fitter(sizes, seconds[rows])
         return
 
-    # The parameters of these two forms are the distinct sizes and their median times. It
+    # The parameters of `Table` and `Chords` are the distinct sizes and their median times. It
     # is many times faster to compute the medians of all samples at once.
     distinct, first_rows = np.unique(sizes, return_index=True)
     # One row for each sample, and one column for each measured row. Rows are sorted by
@@ -958,9 +958,9 @@ def _error_model(
     )
 
     # A form that passes through every size errs more, the wider the gap between two sizes: the
-    # logarithm of their ratio. A size that is held out leaves a wider gap than the fit to all
-    # sizes has. So its errors are divided by a power of that gap, which `HeldOut` calls
-    # normalized. Errors of other forms stay as they are, because a gap to the power 0 is 1.
+    # logarithm of their ratio. A held-out size leaves a wider gap than there is in the fit to
+    # all sizes. So each error is divided by a power of the gap that its size left, and `HeldOut`
+    # calls the result normalized. For other forms the power is 0, and errors stay as they are.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
     gaps_without_size = _gap_without(row_sizes, np.unique(sizes))
     normalized_errors = row_errors / gaps_without_size**gap_power
@@ -1014,7 +1014,7 @@ def _growth_beyond(
     float
         The growth of the error.
     """
-    # A size is far from the end if both differ by the factor FAR or more.
+    # A size is far if it is larger or smaller than the end by the factor FAR or more.
     is_far = (sizes >= FAR * end) | (sizes <= end / FAR)
     try:
         cost = fit(form, sizes[is_far], seconds[is_far], draws=0).cost

@@ -74,7 +74,7 @@ class Groups(NamedTuple):
     def mirrored(self) -> Groups:
         """Return the groups read from the last tensor to the first.
 
-        A result for the first groups of plans then holds for the last groups, too. For the
+        Code for the first groups of plans then also serves for their last groups. For the
         groups 1 to K of a plan, the last message arrives at
 
             max over k of  selecting[1] + ... + selecting[k]
@@ -86,7 +86,7 @@ class Groups(NamedTuple):
         # An element [last, first] is the group from tensor `first` to tensor `last`. In
         # reversed order the last tensor of a group becomes its first one, so rows and
         # columns change places (.T), and both count from the other end ([::-1, ::-1]).
-        # Rows that lie together in memory are read faster later.
+        # Contiguous rows are read faster later.
         ready_s, selecting_s, sending_s = (
             np.ascontiguousarray(times_s.T[::-1, ::-1]) for times_s in self
         )
@@ -95,10 +95,9 @@ class Groups(NamedTuple):
     def end_s(self, ends: tuple[int, ...]) -> float:
         """Return when the last message of a plan arrives, in seconds.
 
-        ``ends`` has the exclusive end of each group of the plan. With ``selected_s`` and
-        ``arrived_s``, the loop keeps the seconds of selection so far and the end of the last
-        message.
+        ``ends`` has the exclusive end of each group of the plan.
         """
+        # The seconds of selection so far, and the end of the last message so far.
         selected_s = 0.0
         arrived_s = 0.0
         first = 0
@@ -162,9 +161,10 @@ class Front(NamedTuple):
         # the suffix follow those of the prefix, so it ends at b + p or later.
         p = self.selected_s
         q = self.arrived_s
-        # Along this front, b + p rises and a + q falls. Their maximum is therefore least where
-        # they cross: either b + p at the first point at which it is at least a + q, the turn,
-        # or a + q at the point before. At the turn, p - q, which rises, first reaches a - b.
+        # Along this front, b + p rises and a + q falls. The turn is the first point at which
+        # b + p is at least a + q, so that p - q, which rises, is at least a - b. From the turn
+        # on, the maximum is b + p, which is least at the turn. Before the turn, the maximum is
+        # a + q, which is least at the point just before it. The smaller of the two is returned.
         turn = (p - q).searchsorted(a - b)
         # If b + p is the smaller one at all points, `turn` is one behind the last point, where
         # `p_at_turn` is infinite. If the turn is the first point, none is before it, and
@@ -187,11 +187,11 @@ class Front(NamedTuple):
         equal length. A run without points is left out.
 
         The length between two neighbours is their difference in the coordinate in which they
-        differ less. Their corner is below the first one in ``arrived_s`` only, and below the
-        second one in ``selected_s`` only. It is therefore off by this length from the nearer
-        of the two, and if it replaces them, iterations come out shorter by this length at
-        most. For a run of more points the sum of the lengths is no such bound, and only says
-        how close the points are.
+        differ less. If their corner replaces them, iterations come out shorter by this length
+        at most: the corner differs from the first one in ``arrived_s`` only and from the second
+        one in ``selected_s`` only, so it is off by this length from the nearer of the two. The
+        length of a run is the sum over its neighbours. It says how close the points are, but
+        bounds no error if there are more than two.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -315,13 +315,13 @@ def _passes() -> Iterator[_Pass]:
     """Yield passes without end, by suffixes and prefixes in turn, with ever more points.
 
     A prefix is the first tensors of the network, and a suffix is the last ones. A pass
-    computes the Pareto front of each prefix, or of each suffix. Only the largest gradients
-    of each group are sent. A point of a front is the two times of a plan of these tensors:
-    how long it takes to select them, and when the last message ends. A front with more than ``most`` points
-    is cut into ``most`` runs of neighbouring points, and a single point replaces each run.
-    In a pass for a bound, this point has the smallest value of each time in the run, so no
-    plan of the run is better. In a pass for a plan, it is the most promising point of the
-    run, which is that of a real plan.
+    computes the Pareto front of each prefix, or of each suffix. A point of a front has two
+    times of a plan of these tensors. For a prefix, they are how long it takes to select the
+    largest gradients of its groups, which alone are sent, and when its last message ends. A
+    front with more than ``most`` points is cut into ``most`` runs of neighbouring points, and
+    a single point replaces each run. In a pass for a bound, this point has the smallest value
+    of each time in the run, so no plan of the run is better. In a pass for a plan, it is the
+    most promising point of the run, which is that of a real plan.
 
     After a first cheap bound, turns of suffixes and of prefixes alternate, because the bounds
     of one side rule out points of the other side. Each turn keeps MORE_POINTS times as many
@@ -545,9 +545,9 @@ def _fronts(
         states.add(last + 1, front, previous[kept])
     if not len(fronts[-1].selected_s):
         return fronts, ()
-    # `states.plan` returns the plan of the state that was added last, the last point of the front
-    # of all tensors. This plan is the best, because no tensor follows these, so that the iteration
-    # ends at ``arrived_s``, which is least at the last point of a front.
+    # In the front of all tensors, the best point is the one with the least ``arrived_s``, because
+    # no tensor follows. This is the last point of the front. It is the state that was added last,
+    # whose plan `states.plan` returns.
     return fronts, states.plan()
 
 

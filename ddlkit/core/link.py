@@ -361,8 +361,8 @@ class _Simulation:
         # before the first message, so the bucket begins full. Without a token bucket,
         # ``burst_s`` is 0.
         self.tokens_s = link.burst_s
-        # How much of compute is done, and all compute up to the last message. While
-        # messages slow compute down, ``computed_s`` grows more slowly than ``now_s``.
+        # How much has been computed, and how much must be until the last message is ready.
+        # While messages slow compute down, ``computed_s`` grows more slowly than ``now_s``.
         self.computed_s = 0.0
         self.all_computed_s = max(ready_s, default=0.0)
         # The link time and the processor time that each message under way still needs.
@@ -576,7 +576,7 @@ def one_by_one(
         # How long the message takes, first without compute and then beside compute. On a link
         # with a token bucket, software runs while bytes wait for tokens (see `Link`).
         took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
-        # By how much compute delays the bytes.
+        # By how much compute delays the bytes, which is 0 unless compute slows messages down.
         bytes_delayed_s: Floats | float = 0.0
         if slows_messages:
             took_s = overlapped_s(
@@ -588,8 +588,8 @@ def one_by_one(
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The tokens that are left after the message. The link earns a second of tokens for each
         # second that the message is under way, but none in the seconds by which compute delays
-        # the bytes. The bytes spend ``bytes_s``. What is left is never negative: ``took_s`` is
-        # at least ``on_link_s`` and the delay, and ``on_link_s`` at least ``bytes_s - tokens_s``.
+        # the bytes. The bytes spend ``bytes_s``. What is left is never negative: ``took_s`` is at
+        # least ``on_link_s`` plus the delay, and ``on_link_s`` at least ``bytes_s - tokens_s``.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
         # The message also delays all later compute.

@@ -491,7 +491,7 @@ def _fit_linear(sizes: Floats, seconds: Floats, kind: type[Form]) -> dict[str, A
 
 @cache
 def _terms(kind: type[Form]) -> list[Any]:
-    """Return of each parameter the cost in which it is 1 and all others are 0.
+    """Return for each parameter the cost in which it is 1 and all others are 0.
 
     The time of such a cost is the column of the design that belongs to the parameter.
     """

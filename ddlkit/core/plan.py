@@ -798,9 +798,8 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     name : str
         The name of a plan, without a colon and what follows it.
     *further : str
-        Further names that the caller knows, of plans that it makes without a planner. The
-        error offers them, too. The caller has compared ``name`` with them already, so that
-        ``name`` is none of them.
+        Names of plans that the caller makes without a planner. The error offers them, too.
+        The caller has made sure that ``name`` is none of them.
 
     Raises
     ------
@@ -1075,9 +1074,9 @@ def adafusion(workload: Workload, cost: MessageCost | None, variant: str) -> Fus
     cost : MessageCost
         The time of a message. Raises UserError if it is None.
     variant : {"", "repaired"}
-        With "" the wait is zero, as it is by the printed equation for a buffer with neither
-        a size limit nor a timeout. Buffers here have neither. With "repaired" the buffer
-        waits for the backward pass of the next gradient.
+        With "" the wait is zero, because buffers here have neither a size limit nor a
+        timeout, and by the printed equation such a buffer does not wait. With "repaired" the
+        buffer waits for the backward pass of the next gradient.
 
     Returns
     -------
@@ -1110,7 +1109,7 @@ def mg_wfbp(workload: Workload, cost: MessageCost | None, variant: str) -> Fusio
     workload : Workload
         What one iteration computes, in ready order.
     cost : MessageCost
-        The time of a message.
+        The time of a message. Raises UserError if it is None.
     variant : {"", "osf"}
         With "" the rule is the one that the authors of MG-WFBP published. With "osf" it
         is the rule that the paper "osf" (Liu et al. 2022) describes in Section 4.2.

@@ -96,11 +96,11 @@ class Schedule:
         The numbers of messages that only rank 0 sends, as in a broadcast. A rank other than
         rank 0 waits for rank 0 alone. These messages do not share the link.
     root_waits : bool, optional
-        Whether rank 0 waits in ``rooted`` messages until all other ranks have posted them.
-        Gloo hands the bytes of rank 0 over to ranks that are ready, so that rank 0 waits.
-        NCCL stores small messages on the way, so that rank 0 goes on. This is the default.
+        Whether rank 0 waits in ``rooted`` messages for all other ranks. By default it goes on
+        as soon as it has posted them, as with NCCL, which stores small messages on the way. With
+        Gloo it waits, because Gloo hands the bytes of rank 0 over to ranks that are ready.
     lag_s : ndarray, shape (I, R, K), optional
-        How much later than the message ends a rank goes on that waits for it, in seconds.
+        How long after the end of a message each rank that waits for it goes on, in seconds.
         A negative lag is an earlier end on this rank. By default there is none. The lags of
         messages in ``rooted`` do not count.
 
@@ -304,7 +304,7 @@ class Schedule:
             The start-up (``software_s``) and the link time (``wire_s``) of each of the K
             messages.
         lag_s : ndarray, shape (R, K)
-            How much later than a message ends each rank goes on, in seconds.
+            How long after the end of a message each rank that waits for it goes on, in seconds.
         start_s : ndarray, shape (R,)
             When each rank starts, in seconds.
         posted_s : ndarray, shape (R, K)
@@ -340,8 +340,7 @@ class Schedule:
                     ends_are_current = True
                 if k in self.rooted:
                     # Only rank 0 sends this message, and each other rank has it at a time of
-                    # its own. `ends_s` says only when the last rank has it, and serves the
-                    # messages that follow on the link.
+                    # its own. `ends_s` says only when the last rank has it.
                     message_s = parts.software_s[k] + parts.wire_s[k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:
@@ -366,10 +365,10 @@ class Schedule:
         wire_s = parts.wire_s[:n_posted]
         if not self.rooted:
             return self._ends_on_link_s(ready_s, Parts(software_s, wire_s))
-        # When messages end that do not share the link: those of `rooted`, such as
-        # broadcasts.
+        # Messages of `rooted`, such as broadcasts, do not share the link. Once they are ready,
+        # they take the time that they take alone.
         ends_s = ready_s + software_s + wire_s
-        # All others share the link, and their ends are replaced.
+        # All others share the link, and the ends that were computed above are replaced.
         sharing = [k for k in range(n_posted) if k not in self.rooted]
         if sharing:
             on_link = Parts(software_s[sharing], wire_s[sharing])
@@ -377,7 +376,7 @@ class Schedule:
         return np.asarray(ends_s)
 
     def _ends_on_link_s(self, ready_s: Floats, parts: Parts) -> Floats:
-        """Return when messages end that share the link, in seconds, of the shape of ``ready_s``."""
+        """Return when messages that share the link end, in seconds, in the shape of ``ready_s``."""
         # The clock of a link begins at 0, and the times of ranks may be below 0.
         origin_s = ready_s.min()
         link = Link(in_flight=self.in_flight)
@@ -385,7 +384,7 @@ class Schedule:
         return np.asarray(ends_s + origin_s)
 
     def _rooted_may_go_on_s(self, posted_s: Floats, message_s: float) -> Floats:
-        """Return when each rank may go on that waits for a message of rank 0, shape (R,).
+        """Return when each rank that waits for a message of rank 0 may go on, shape (R,).
 
         Only rank 0 sends the message, as in a broadcast, so the others wait for rank 0 alone.
         Ranks post the message at ``posted_s``, shape (R,), and it takes ``message_s``. All
@@ -451,8 +450,7 @@ class Schedule:
                 k = segment.message
                 if k in self.rooted:
                     # Only rank 0 sends this message, and each other rank has it at a time of
-                    # its own. `ends_s` says only when the last rank has it, and serves the
-                    # messages that follow on the link.
+                    # its own. `ends_s` says only when the last rank has it.
                     message_s = self.message_s[i, k]
                     may_go_on_s = self._rooted_may_go_on_s(posted_s[:, k], message_s)
                 else:

@@ -292,9 +292,9 @@ def _with_one_more_message(
     lag_s = end_s - work_before_s
     # The message starts when the one before it has ended and its last gradient is ready.
     start_s = np.maximum(end_s, ready_s + lag_s)
-    # Between these two messages nothing slows compute down. So start_s - lag_s has been
-    # computed by the start, which is work_before_s or ready_s, whichever is more. Neither is
-    # more than all compute, but the difference may be, by a rounding error. Hence the minimum.
+    # Between the two messages nothing slows compute down, so the lag stays as it is. The work
+    # at the start is therefore start_s - lag_s, the larger one of work_before_s and ready_s.
+    # It can exceed all compute, last_ready_s, only by a rounding error. Hence the minimum.
     work_at_start_s = np.minimum(start_s - lag_s, last_ready_s)
 
     # From here on there is one row for each choice of resources, and one column for

@@ -186,8 +186,8 @@ def step_interval_s(
     share = LOSS_SHARE * (1 + doublings)
     # A prediction from an anchor that is faster than the smallest placement has no loss.
     loss_s = np.maximum(predicted_s - smallest_s, 0.0)
-    # Far from the anchor, the share of the loss exceeds 1. But a loss is at least 0: more nodes
-    # make no step shorter than ``smallest_s``. How long a step may become has no such limit.
+    # Far from the anchor, the share exceeds 1. For the lower limit it counts as 1, because a loss
+    # is at least 0: more nodes make no step shorter than ``smallest_s``.
     lower_s = predicted_s - np.minimum(share, 1.0) * loss_s
     lower_s = (1 - STEP_SHARE) * lower_s
 
@@ -225,9 +225,9 @@ def interpolated_step_s(
     smaller, larger : tuple of int
         The numbers of GPUs and of nodes of these counts.
     target : tuple of int
-        The numbers of GPUs and of nodes of the count to interpolate. Neither is above that of the
-        larger count. Neither is below that of the smaller count, except that the smaller count
-        may have more GPUs than the target if it has fewer nodes.
+        The numbers of GPUs and of nodes of the count to interpolate. The larger count has at
+        least as many of both. The smaller count has at most as many nodes. If it has fewer nodes,
+        it may have more GPUs, and otherwise it has at most as many.
 
     Returns
     -------
@@ -252,9 +252,9 @@ def interpolated_step_s(
     # If the larger count does not have the larger position, its step is taken.
     weight = 1.0
     if to_larger > 0:
-        # The target may lie below the smaller count, and takes its step then. Examples are 4
-        # GPUs on 2 nodes, whose mean is the root of 8, if the smaller count is 16 GPUs on 1
-        # node, whose mean is the root of 16.
+        # The target may have a smaller position than the smaller count. It then gets the step
+        # of the smaller count. An example is a target of 4 GPUs on 2 nodes, whose mean is the
+        # root of 8, and a smaller count of 16 GPUs on 1 node, whose mean is the root of 16.
         weight = min(1.0, max(0.0, to_target / to_larger))
     # The square of a step is linear in the position.
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
@@ -292,10 +292,10 @@ def interpolated_interval_s(
 
     Notes
     -----
-    More nodes do not shorten a step, so the step lies between those of its neighbours, if these are
-    right. The interval reaches from the fastest job of both to the slowest one, with 5% of the step
-    on either side, as in `step_interval_s`. But a measured step may be wrong, and this interval too
-    narrow then. So it is widened until it also contains ``predicted_s``.
+    The interval reaches from the fastest job of both counts to the slowest one, because more nodes
+    do not shorten a step. It has 5% more on either side, as in `step_interval_s`. If a measured
+    step were wrong, this interval could be too narrow, so it is widened until it also contains
+    ``predicted_s``.
 
     On the sets named in `step_s`, each count of several nodes but the largest was left out in turn,
     and interpolated between its neighbours: 84% of 1,027 such steps lie in their interval.

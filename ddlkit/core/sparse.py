@@ -155,8 +155,8 @@ class SparseGather(MessageCost, described=False):
         ndarray
             Bytes in the shape of ``n_bytes``.
         """
-        # As the size of an all-gather is that of its output, `sent_bytes` counts the outputs
-        # of both, of the values and of the indices. They have equally many bytes.
+        # The outputs of the two all-gathers, of the values and of the indices, have equally
+        # many bytes.
         bytes_of_both_outputs = self.sent_bytes(n_bytes)
         return bytes_of_both_outputs / 2
 
@@ -472,11 +472,11 @@ class SelectionTimes(SelectionCost):
                 f"selection was recorded at density {self.density[0]:g} only"
             )
         # A `Table` interpolates in the logarithms of size and time, and is flat below its
-        # smallest size. Beyond its largest size it would continue along its last slope.
-        # Here, times grow in proportion to the size there. So the table is asked for the
-        # largest size at most, and the time of a larger size is a multiple of this one. This
-        # rule must stay. Recordings of replayed trainings are compared with predictions, and in
-        # them ranks did not select, but slept for as long as this rule says.
+        # smallest size. Beyond its largest size it would continue along its last slope, but
+        # the times of a selection grow in proportion to the size there. So the table is asked
+        # for the largest size at most, and a larger size takes a multiple of that time.
+        # This rule must not change, because recorded replays are compared with predictions. In
+        # these replays, ranks slept for as long as the rule says in place of selecting.
         largest = self.elements[-1]
         multiple_of_largest = np.maximum(1.0, d / largest)
         inside = np.minimum(d, largest)

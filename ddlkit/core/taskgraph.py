@@ -159,7 +159,7 @@ class TaskGraph:
             kind=np.full(n, KINDS.index("forward")),
             resource=resource_numbers,
             duration_s=seconds,
-            # No value stands for a task without a rank. This one names no single rank.
+            # Every task must state a rank. ALL_RANKS is the value that names no single one.
             rank=np.full(n, ALL_RANKS),
             layer=np.full(n, NO_LAYER),
             iteration=np.full(n, NO_ITERATION),
@@ -553,17 +553,17 @@ class Gpus:
             all ranks together are on the only resource of the classes "link" (messages)
             and "all" (updates). These two classes have a single index.
         """
-        # Resources of one class have consecutive indices, one class after the other. Where
-        # the core that trains decodes, `_numbers_in_class` has no class "cpu".
+        # Resources of one class have consecutive indices, one class after the other.
         names: list[str] = []
         resource_of: dict[str, Ints] = {}
         for class_name, numbers in self._numbers_in_class().items():
             resource_of[class_name] = len(names) + numbers
             names += [f"{class_name} {number}" for number in range(numbers.max() + 1)]
         if self.shared_disk:
-            # The class "disk" comes first, and its only resource is "disk 0".
+            # The class "disk" comes first, so the first name is that of the only disk, "disk 0".
             names[0] = "disk all"
-        # The core that trains has the role of the GPU. It takes the place of a "cpu", too.
+        # If the core that trains also decodes, `_numbers_in_class` has no class "cpu". This
+        # core has the role of the GPU, and then takes the place of the "cpu", too.
         if self.decoding == "trains":
             resource_of["cpu"] = resource_of["gpu"]
         # Tasks of all ranks together: messages run on the link, updates on "gpu all".
@@ -715,8 +715,8 @@ def _repeated(edges: Ints, n: int, iterations: int, lag: int) -> Ints:
     Returns
     -------
     ndarray, shape (m * max(iterations - lag, 0), 2)
-        Pairs of tasks, numbered as in the graph. The last iterations have no such edges
-        if the second tasks would lie beyond the last iteration.
+        Pairs of tasks, numbered as in the graph. An iteration has no such edges if their
+        second tasks would lie beyond the last iteration.
     """
     # Only the second task of each edge lies in a later iteration.
     to_later = np.array([0, lag * n])
@@ -840,9 +840,9 @@ def _one_iteration(
 
     to_fetch = []
     if strategy.batches_ahead:
-        # An update frees a buffer, into which an iteration after the next one reads its
-        # batch, so these edges are apart from those to the next iteration. `_all_edges`
-        # computes from ``batches_ahead`` which iteration it is.
+        # The update frees a buffer, into which the batch of a later iteration is read.
+        # `_all_edges` computes from ``batches_ahead`` which iteration that is. It comes after
+        # the next one, so these edges are not in ``to_next``.
         to_fetch = [(update, later_read) for later_read in io]
     return _OneIteration(
         tasks=np.array(tasks.rows),
@@ -1005,9 +1005,8 @@ def of_iteration(
         of them, or if messages start at times of their own. The graph cannot express that.
     """
     iteration.refuse_if_not_a_graph()
-    # Of this result, the times of backward, update, reading and copying the batch are used.
-    # It also has a message for each tensor, and all of forward in the first tensor. These
-    # two are replaced below.
+    # `of_workload` has a message for each tensor, and all of forward in the first tensor.
+    # Both are replaced below. Its times of backward, update, reading and copying stay.
     times = IterationTimes.of_workload(
         iteration.workload, iteration.cost, io_s=io_s, h2d_s=h2d_s
     )
@@ -1078,9 +1077,10 @@ def _of_kind_or_class(graph: TaskGraph, name: str) -> Bools:
     for code in np.unique(graph.kind):
         if KINDS[code].replace("_", "") == spelling:
             return np.asarray(graph.kind == code)
-    # Whether each resource is of this class, and then whether the resource of each task is.
-    resource_is_meant = np.array([_class_of(r) == name for r in graph.resources], bool)
-    return np.asarray(resource_is_meant[graph.resource])
+    # No kind has this name, so it may be the name of a class of resources.
+    is_of_class = np.array([_class_of(r) == name for r in graph.resources], bool)
+    # Look up the resource of each task.
+    return np.asarray(is_of_class[graph.resource])
 
 
 def _no_such_task(graph: TaskGraph, what: str) -> UserError:

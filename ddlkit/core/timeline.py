@@ -375,9 +375,9 @@ def merge(spans: NDArray[np.float64]) -> NDArray[np.float64]:
     start_s = ordered[:, 0]
     # The latest end of each span and of all spans before it.
     reach_s = np.maximum.accumulate(ordered[:, 1])
-    # A span begins a new one of the union if it starts after all earlier ones have
+    # A span begins a new span of the union if it starts after all earlier spans have
     # ended.
     begins_union = np.concatenate([[True], start_s[1:] > reach_s[:-1]])
-    # A span is the last one of its union if the next span begins a new one.
+    # It is the last one in its span of the union if the next span begins a new one.
     ends_union = np.concatenate([begins_union[1:], [True]])
     return np.column_stack([start_s[begins_union], reach_s[ends_union]])

@@ -50,8 +50,8 @@ def _check_and_freeze(owner: Any, name: str, n: int, *, whole: bool) -> None:
     values = getattr(owner, name)
     least = 1 if whole else 0
     most = MOST_WHOLE if whole else MOST
-    # Whole numbers are also checked as floats, because integers cannot be infinite or
-    # NaN.
+    # Whole numbers are checked as floats before they become integers, because infinite values
+    # and NaN must be refused, and no integer can represent them.
     column: NDArray[Any] = np.array(values, float)
     if column.shape != (n,):
         raise UserError(f"{name} has shape {column.shape}, but there are {n} tensors")
@@ -350,7 +350,7 @@ class LayerProfile:
         >>> doubt.partition(",")[0]
         "tensor 'fc' has 3000 bytes of gradient for 500 parameters"
         """
-        # For each possible size of a number: whether each tensor goes together with it.
+        # For each possible size of a number: whether each tensor may have numbers of this size.
         fits_by_bytes = {n_bytes: self._fits(n_bytes) for n_bytes in NUMBER_BYTES}
         # All tensors should have the size that most of them have.
         n_tensors = {
