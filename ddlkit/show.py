@@ -802,7 +802,7 @@ def _add_legend_of_kinds(ax: Axes, kinds: Collection[str]) -> None:
 
 
 MOST_EDGES = 60
-"""The most bars of a kind on a stream that get white edges. Edges would hide more, narrower bars."""
+"""The most bars of a kind on a stream that get white edges, which would hide narrow bars."""
 
 BAR_HEIGHT = 0.72
 """The height of a bar, as a share of the distance between two rows."""

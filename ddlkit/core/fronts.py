@@ -680,7 +680,7 @@ def _useful(
         The element [last, first] is for the group from tensor `first` to tensor `last`.
     """
     n = len(suffixes) - 1
-    # The corner before each first tensor, one column for each: shape (n,).
+    # The corner of the prefix before each first tensor. Both coordinates have the shape (n,).
     corners_before = np.array([front.corner for front in prefixes[:n]])
     before_selected_s, before_arrived_s = corners_before.T
     # After the group that ends with tensor `last`, n - last - 1 tensors remain. In

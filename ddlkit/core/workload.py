@@ -352,7 +352,8 @@ class LayerProfile:
         """
         # For each possible size of a number: whether each tensor may have numbers of this size.
         fits_by_bytes = {n_bytes: self._fits(n_bytes) for n_bytes in NUMBER_BYTES}
-        # All tensors should have the size that most of them have.
+        # How many tensors may have each size. If all have the same type, all should have the
+        # size that most of them have.
         n_tensors = {
             n_bytes: int(fits.sum()) for n_bytes, fits in fits_by_bytes.items()
         }
