@@ -279,8 +279,8 @@ def unwinding(*numbers: int) -> Iterator[None]:
         yield
     finally:
         for number in trapped:
-            # The block may end in another thread than it began in, which may set no
-            # handler. Any other handler than that of `trap` is one of the block itself.
+            # If the block ends in another thread than it began in, this thread may set no
+            # handler. Any other handler than that of `trap` was set by the block itself.
             if _in_main_thread() and signal.getsignal(number) is _exit_by_signal:
                 signal.signal(number, signal.SIG_DFL)
 

@@ -45,7 +45,7 @@ def ranks_started(environment: Mapping[str, str]) -> int:
     A "task" of Slurm is a process that may be a rank. All tasks that are started together,
     as by one srun, are a "step", and see its number. The script of a Slurm job, which runs
     once and is no rank, sees the number of tasks of the job, but no number of a step. Within
-    a step, its own number of tasks goes before that of the job.
+    a step, the number of tasks of the step counts, and not that of the job.
 
     Parameters
     ----------

@@ -436,8 +436,9 @@ def measure_on(
     ndarray, shape (repeats,)
         Seconds of each repeat, without warm-up.
     """
-    # Both run the action between two times of the device's own clock. `timed` also holds the
-    # device before the first one, so that it need not wait for the host after that.
+    # `between_marks` and `timed` both run the action between two times of the device's own
+    # clock. `timed` holds the device before the first of them, so that the device need not wait
+    # for the host during the action.
     time_action = between_marks if host_counts else timed
     timed_action = time_action(action, device)
     return measure(timed_action, budget, synchronize=synchronizer(device), setup=setup)

@@ -301,8 +301,8 @@ def _run_ranks(
             for rank in range(ranks):
                 environment = {
                     **jobs.child_environment(),
-                    # The number of threads until the rank joins, when it sets its own. The
-                    # server that forks the ranks has the same number.
+                    # torch has one thread until the rank joins and sets a number of its own.
+                    # The server that forks the ranks has one, too.
                     "OMP_NUM_THREADS": "1",
                     **place.environment(rank, ranks, port),
                 }
@@ -735,10 +735,9 @@ def be_forked(
     # The variable `PARENT`, which this process has inherited, has the id of the fork
     # server. So the rank dies with the fork server.
     jobs.die_with_parent()
-    # From now on it only matters that `PARENT` is set: it tells `Rank.join` and
-    # `_check_and_record_facts` that `launch` started this rank. Its value in ``environment``
-    # is the id of the launcher. It becomes the id of the fork server, the true parent, but
-    # nothing reads it any more.
+    # `PARENT` keeps this id, because the fork server is the true parent. In ``environment`` it
+    # is the id of the launcher. From now on nothing reads the value. That the variable is set
+    # tells `Rank.join` and `_check_and_record_facts` that `launch` started this rank.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     _print_into(log)
     os.environ.clear()

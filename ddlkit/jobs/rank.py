@@ -102,8 +102,8 @@ class Job(Generic[S]):
         The function ``part`` yields new rows. Rank 0 saves after each yield, so that a
         job that is ended early leaves what it has measured. If ``me.out`` is temporary,
         the tables are saved only at the end, because the directory would not outlive a
-        job that is ended early. A ``part`` that reads the tables of its own earlier rows
-        needs a directory that is not temporary, where these tables are saved already.
+        job that is ended early. So a ``part`` that reads tables of its own earlier rows needs
+        a directory that is not temporary.
 
         Parameters
         ----------
@@ -429,9 +429,9 @@ def _backend_and_device(
     If ``backend`` is None, it becomes NCCL if this rank sees GPUs, and gloo otherwise. If
     ``on_gpu`` is None, the tensors of NCCL lie on a GPU, and those of gloo on the CPU.
     ``numbers`` are those of this rank. Raises UserError if the backend is unknown, or if
-    the rank sees too few GPUs. For NCCL, it must see as many as the node has ranks, unless
-    Slurm may have given it its own. If it sees none although the node has some (hidden
-    GPUs), gloo is only taken if ``backend`` asks for it.
+    the rank sees too few GPUs. For NCCL, a rank must see as many GPUs as the node has ranks,
+    unless Slurm may have given each rank GPUs of its own. If a rank sees no GPU although the
+    node has some (hidden GPUs), gloo is only taken if ``backend`` asks for it.
     """
     gpus = torch.cuda.device_count()
     backend = assignment.choose_backend(

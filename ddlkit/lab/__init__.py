@@ -161,7 +161,8 @@ def refuse_impossible_rate(rate_bits_per_s: float) -> None:
     if not LEAST_RATE_BITS_PER_S <= rate_bits_per_s <= MOST_RATE_BITS_PER_S:
         least = _named_rate(LEAST_RATE_BITS_PER_S)
         most = _named_rate(MOST_RATE_BITS_PER_S)
-        # In megabits, a much lower rate could not be read.
+        # A rate that is too low is named in bit/s, because one of a few bit/s would be hard to
+        # read in Mbit/s. A rate that is too high is named as in the names of links.
         rate = f"{rate_bits_per_s:g} bit/s"
         if rate_bits_per_s > MOST_RATE_BITS_PER_S:
             rate = _named_rate(rate_bits_per_s)

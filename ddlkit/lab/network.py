@@ -180,8 +180,8 @@ class Lab(Place):
     def lost(self) -> str:
         """Return why ranks cannot reach one another any more, or "" while they can."""
         # A lab needs its owner, unless it is persistent, and the process of its link, if
-        # the link is emulated. Only the process of the link can be gone, because the owner
-        # is the process that calls this method.
+        # the link is emulated. If this process built the lab, it is the owner, and only the
+        # process of the link can be gone. The message below is for this case.
         states = _states()
         if self.label not in states:
             return f"lab {self.label} was taken down by another process: make it again"
@@ -356,8 +356,8 @@ class Lab(Place):
             queue_packets = 10_000
         else:
             # The burst is how many bytes the kernel's token bucket lets leave at once. The
-            # kernel would cut a larger packet into smaller ones in front of the bucket. That
-            # takes more processor time than 16 ranks have, of which no measurement is kept. A
+            # kernel would cut a larger packet into smaller ones in front of the bucket, which
+            # takes more processor time than 16 ranks have. No measurement of this is kept. A
             # tenth of the burst is left for the headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)

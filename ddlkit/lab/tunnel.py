@@ -204,9 +204,9 @@ class Line:
         -----
         Frames arrive at even intervals and leave one after the other, so the first and the
         last of them decide when all have left. The last frame cannot begin to leave before
-        it has arrived, at ``last_s``, and then needs its own transmission time. If it is
-        shorter than the others, it may arrive while the frame before it still leaves. This
-        delays the end by less than the time of one frame, and is neglected.
+        it has arrived, at ``last_s``, and then needs its own transmission time. A last frame
+        that is shorter than the others may arrive while the frame before it still leaves. The
+        delay from this is less than the time of one frame, and is neglected.
         """
         begin_s = max(first_s, self.free_s)
         last_frame_bytes = size.bytes - (size.frames - 1) * size.frame_bytes

@@ -100,6 +100,7 @@ def measure_model(
     with joined(MEETING_S) as me, compute_on(user_model, me.device, precision=""):
         training = loaded_together(user_model, accumulate, me, notes)
         longest = format_seconds(budget.max_s)
+        # Each repeat has two iterations: one with hooks and one without.
         me.say(
             f"timing iterations of {training.network}: {2 * budget.warmup} to warm up, then at "
             f"least {2 * budget.min_repeats}, and more for at most {longest}"
@@ -161,7 +162,7 @@ def _note_on_scatter(timing_overhead_factor: float) -> list[str]:
 def _facts_to_show(
     profile: LayerProfile, samples: DataFrame, ranks: int
 ) -> dict[str, Any]:
-    """Return what a profile is of, its size, and the times of an iteration in seconds.
+    """Return what was profiled, its size, and the times of an iteration in seconds.
 
     ``samples`` is the table ``samples`` that was measured with the profile. It has a row
     for each repeat (column ``sample``) of each quantity. The times are medians over the
@@ -174,7 +175,7 @@ def _facts_to_show(
     # iterations that follow one another, so the ratio is formed for each such pair. A
     # row of `pairs` has the seconds of all quantities in one repeat.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
-    timing_overhead_factor = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
+    factors = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {
         "network": profile.network,
         "device": profile.device,
@@ -186,7 +187,7 @@ def _facts_to_show(
         "forward_s": float(median_s["forward"]),
         "backward_s": float(median_s["backward"]),
         "update_s": float(median_s["update"]),
-        "timing_overhead_factor": timing_overhead_factor.median(),
+        "timing_overhead_factor": factors.median(),
     }
 
 
@@ -934,10 +935,10 @@ def _plans_to_try(me: Rank, training: Training) -> dict[str, list[int]]:
     """Return the bytes of each bucket by plan: DDP's default, and the best plans.
 
     The default, which comes first, has an empty list. The best plans follow, the one
-    with the shortest predicted iteration first. There are none if this torch does not
-    let a user choose buckets. Only rank 0 has the tables from which the plans follow,
-    and sends their sizes to all other ranks. On the other ranks the plans have numbers for
-    names. Nobody sees these, because only rank 0 saves rows and prints.
+    with the shortest predicted iteration first. Only the default is returned if this torch
+    does not let a user choose buckets. Only rank 0 has the tables from which the best plans
+    follow, and sends the bytes of their buckets to all other ranks. There the plans have
+    numbers for names. Nobody sees these, because only rank 0 saves rows and prints.
     """
     names = [str(number) for number in range(PLANS_TRIED)]
     # A row for each plan, because ranks exchange arrays of one shape. No plan has more
@@ -1089,12 +1090,14 @@ def _undisturbed_rounds(
             continue
         n_rounds += 1
         now_s = time.monotonic()
-        # After the last round, the end of the trial is said instead.
+        # If the time is over and the fewest rounds are done, the next line says that the trial
+        # ends. So there is no line of progress then.
         goes_on = n_rounds < LOOKS[0] or now_s < ends_s
         if goes_on and pace.due():
             me.say(_rounds_in_words(n_rounds, now_s - round_begun_s, ends_s - now_s))
         yield seconds
-    # The caller asks for no further round if the last one has decided the trial.
+    # If the last round has decided the trial, the caller asks for no further one. Then this is
+    # not reached.
     me.say(
         f"the trial ends after {n_rounds} rounds, the most of a trial, without a decision: a "
         "longer --confirm-minutes does not change that"
@@ -1104,9 +1107,8 @@ def _undisturbed_rounds(
 def _rounds_in_words(n_rounds: int, round_s: float, left_s: float) -> str:
     """Return in words how many rounds of a trial are done, and how long it takes at most.
 
-    ``round_s`` is how long the last round took, and ``left_s`` how much of the time of the trial
-    is left. It is below zero if the time is over and fewer rounds are done than are run in any
-    case.
+    ``round_s`` is how long the last round took. ``left_s`` is how much of the time of the trial
+    is left, and is below zero if the time is over before the fewest rounds are done.
     """
     # A trial first looks at its plans after `LOOKS[0]` rounds, and does not end before.
     fewest = LOOKS[0]
@@ -1146,8 +1148,8 @@ def _train_in_turn(
     ``order`` has the names of the plans in the order in which they are trained under.
     The seconds of an iteration are those of the slowest rank.
     """
-    # As `THREE_TIMES`, this budget lets no rank stop early. The ranks exchange gradients in
-    # each iteration, so all must do equally many.
+    # All ranks must do equally many iterations, because they exchange gradients in each. Like
+    # `THREE_TIMES`, this budget lets no rank stop early.
     budget = replace(THREE_TIMES, warmup=1, min_repeats=count, max_repeats=count)
     seconds: dict[str, Floats] = {}
     for plan in order:

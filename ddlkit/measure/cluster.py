@@ -206,8 +206,8 @@ def _collectives_by_missing_sizes(
 ) -> dict[tuple[int, ...], list[str]]:
     """Return the collectives of which the table ``path`` lacks sizes, by these sizes.
 
-    Collectives that lack the same sizes are measured by one job, which counts all their
-    messages. A collective that has all its sizes in the table is left out. Only rank 0 sees
+    Collectives that lack the same sizes are grouped, because one job can measure them
+    together. A collective that has all its sizes in the table is left out. Only rank 0 sees
     the table, and all ranks return the answer of rank 0.
     """
     rows = pd.DataFrame()

@@ -428,7 +428,6 @@ def _time_samples(
         dist.barrier()
         # Ranks in training start a message one after the other. After this common moment,
         # rank 0 starts at once, and each other rank `apart_s` after the rank before it.
-        # With NCCL `apart_s` is 0.
         sleep_until(perf_counter() + me.rank * settings.apart_s)
 
     # `measure` times an action by the clock of the host, unless the action returns times.
@@ -502,8 +501,9 @@ class CheckedCollective:
         # so.
         self._in_place = self._posting.in_place or me.backend == "nccl"
         # The size of a collective is `_input_parts` times the input of a rank, and
-        # `_output_parts` times its result. An all-gather has (ranks, 1), because its result
-        # has the inputs of all ranks. A reduce-scatter has (1, ranks), an all-reduce (1, 1).
+        # `_output_parts` times its result. For an all-gather the two numbers are the number of
+        # ranks and 1, because its result has the inputs of all ranks. For a reduce-scatter they
+        # are 1 and the number of ranks, and for an all-reduce both are 1.
         definition = COLLECTIVES[collective]
         self._input_parts = definition.input_parts(me.world_size)
         self._output_parts = definition.output_parts(me.world_size)

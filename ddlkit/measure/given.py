@@ -635,8 +635,8 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
     The function and its loss are called with fake tensors, which have shapes and no values.
     ``user_model`` is the model as the user names it.
     """
-    # The user's file has been imported with real tensors, and may hold some, such as a
-    # batch.
+    # Real tensors are allowed, too, because the user's file was imported before, and may hold
+    # some, such as a batch.
     fake_tensors = FakeTensorMode(allow_non_fake_inputs=True)
     # The command prints its result on standard output, which must hold nothing else. So
     # what the user's code prints goes to standard error.
@@ -645,7 +645,7 @@ def _check_function(function: Callable[..., Any], user_model: str) -> None:
         try:
             result = _call_with_device(function, torch.device("cpu"))
         except (Exception, SystemExit):
-            # The cause may be that tensors have no values, so nothing is refused. If it
+            # The cause may be that tensors have no values, so nothing is refused. If the cause
             # is a mistake, or a call of sys.exit, the ranks will show it with its traceback.
             return
         training = _training_from_result(result, user_model, notes=[])
@@ -770,7 +770,7 @@ def _imported(file: str, user_model: str) -> ModuleType:
     is_file = Path(file).is_file()
     if Path(file).suffix == ".py" and not is_file:
         raise UserError(f"model {shown(user_model)}: there is no file {file}")
-    # The user has named neither a file of Python nor a network of torchvision.
+    # What is no network of torchvision must be a file of Python.
     if not is_file or spec is None or spec.loader is None:
         raise UserError(
             f"model {shown(user_model)}: name a file and its function, as in mine.py:net, "
@@ -865,9 +865,9 @@ def missing_gradients(names: Sequence[str]) -> str:
 
 
 def _described(loss: Any) -> str:
-    """Return in words what ``loss()`` has returned that is no scalar with a gradient.
+    """Return in words why no backward pass can start from what ``loss()`` has returned.
 
-    The words end with what it should return.
+    The words end with what ``loss()`` should return.
     """
     if not isinstance(loss, Tensor):
         what = "None" if loss is None else f"a {type(loss).__name__}"
@@ -984,8 +984,8 @@ def errors_of_user_code(what: str) -> Iterator[None]:
         ]
         report.stack = traceback.StackSummary.from_list(frames)
         sys.stderr.writelines(report.format())
-        # `from None`, because the traceback of the cause is printed already.
         where = _line_of_user(frames)
+        # `from None`, because the traceback of the cause is printed already.
         raise UserError(
             f"{what}: {type(error).__name__}: {one_line(str(error))}{where}"
         ) from None
@@ -997,7 +997,7 @@ def _line_of_user(frames: Sequence[traceback.FrameSummary]) -> str:
     Frames of installed packages, such as those of torch, are not the user's. Neither are
     those without a file, whose name may be "<string>".
     """
-    # The frames begin with the outermost call, so the last one to run is the last one.
+    # The outermost call comes first. So the search for the line that ran last begins at the end.
     for frame in reversed(frames):
         is_installed = "site-packages" in Path(frame.filename).parts
         if not is_installed and Path(frame.filename).is_file():

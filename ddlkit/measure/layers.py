@@ -299,10 +299,9 @@ class _Order:
 
         The first s spans are the forward passes of the layers, in the order of
         ``first_tensors``. Each of the next n spans ends when a gradient becomes ready, in the
-        order of ``ready``. The first of these n spans begins with the last backward pass,
-        and each later one where the span before it ends. An iteration that accumulates
-        several batches has several backward passes. The last span of all is the whole
-        iteration.
+        order of ``ready``. The first of these n spans begins with the backward pass, or with
+        the last one if there are several, and each later one where the span before it ends.
+        The last span of all is the whole iteration.
         """
         # `times.ready` counts from the start of the last backward pass.
         times = iteration.read()
@@ -743,9 +742,10 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
             print_line("warming up: the timing has not begun")
             return
         # The fewest repeats are run even if they take longer than `max_s`.
-        fewest_left_s = (budget.min_repeats - repeats) * taken_s / repeats
+        repeat_s = taken_s / repeats
+        fewest_left_s = (budget.min_repeats - repeats) * repeat_s
         left_s = max(0.0, budget.max_s - taken_s, fewest_left_s)
-        # The last line would come when hardly anything is left.
+        # If hardly anything is left, a line is of no use.
         if left_s < 1:
             return
         # Each repeat has one iteration without hooks and one with hooks.

@@ -53,8 +53,8 @@ def network_of(value: Any) -> tuple[str, int]:
             "must be a network, with its batch size as in resnet50:4 or without"
         )
     batch = int(digits or DEFAULT_BATCH)
-    # The pattern above also lets pass a batch of 0, and numbers of ten digits that are
-    # larger than the largest batch.
+    # The pattern above also matches 0, and numbers of ten digits that are larger than the
+    # largest batch.
     if not 1 <= batch <= MOST_BATCH:
         raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
     return name, batch

@@ -296,8 +296,9 @@ def layers_s(budget: Budget, iteration_s: float, ranks: int = 1) -> float:
         Seconds.
     """
     launch_s = LAUNCH_S if ranks > 1 else 0.0
-    # Each repeat has an iteration with hooks and one without. Before them, one iteration
-    # shows the order of the layers and one counts their FLOPs.
+    # Each repeat has an iteration with hooks and one without. Before the repeats, a first
+    # iteration shows the order of the layers and counts their FLOPs, which slows it down. It
+    # is expected to take as long as two.
     repeat_s = 2 * iteration_s
     start_s = 2 * iteration_s + budget.warmup * repeat_s
     # The fewest repeats may take longer than the budget, and the most may take less.

@@ -180,9 +180,9 @@ class Ranks:
         settings : dataclass
             The settings of the job.
         estimate_s : float
-            How long the job is expected to take, in seconds. Ranks that take `PATIENCE`
-            times as long, and `PATIENCE_AT_START_S`, are ended. In a lab they may always take
-            `IN_LAB_S`.
+            How long the job is expected to take, in seconds. Ranks that take longer than
+            `PATIENCE` times this duration plus `PATIENCE_AT_START_S` are ended, but in a lab
+            not before `IN_LAB_S`.
         out : Path, optional
             The directory into which the tables are also written.
 
@@ -194,7 +194,7 @@ class Ranks:
         Raises
         ------
         UserError
-            If a rank dies, if the ranks are ended, and if the lab cannot be made.
+            If a rank dies, if the ranks take too long, and if the lab cannot be made.
         """
         place = self.place()
         # `launch` ends ranks that take longer than the timeout, because they probably hang.
@@ -344,7 +344,7 @@ def layers(
     networks : sequence of (str, int)
         Names and batch sizes.
     budget : Budget
-        How long to measure each.
+        How long to measure each network.
     precisions : sequence of str, optional
         ``"fp32"``, ``"tf32"`` or ``"bf16"``. Several ranks always compute in fp32,
         whatever is given here.
@@ -361,13 +361,13 @@ def layers(
     Raises
     ------
     UserError
-        If a network is unknown, or if there are several precisions and numbers of ranks.
+        If a network is unknown, or if several precisions are given together with numbers of
+        ranks.
     """
     # Wrong arguments are refused before anything is measured.
     _refuse_arguments_of_layers(networks, precisions, ranks)
-    # 0 stands for a network that is measured alone, because no number of ranks is
-    # given. Its tables are named by the precision. Others are named by the number of
-    # ranks.
+    # If no number of ranks is given, each network is measured alone, for which 0 stands. Its
+    # tables are then named by the precision, and otherwise by the number of ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         iteration_s = needs.batch_s(name, batch, here.device, _cores_of_rank(count))
@@ -497,6 +497,7 @@ def collectives(
     # For each table the `Ranks` that measure it, which know their number and their link.
     ranks_by_table = _ranks_by_table(here, link, ranks, rate, delay)
     for name, members in ranks_by_table.items():
+        # For each size, the expected seconds of a sample with all its messages.
         samples_s = [
             messages_alone.messages_at(size, messages)
             * _expected_message_s(size, members, on_nccl)
@@ -688,9 +689,9 @@ def _expected_iteration_s(
 ) -> tuple[float, float]:
     """Return the seconds that an iteration is expected to take, in two parts.
 
-    These are the compute of a batch, and a message with all gradients. More ranks than cores
-    are not taken into account, for which `_longer_on_shared_cores` has a factor. If the size
-    of the network is not known, the message counts as empty.
+    These are the compute of a batch, and a message with all gradients. Both are for ranks that
+    have a core each, and `_longer_on_shared_cores` has the factor for more ranks than cores. If
+    the size of the network is not known, the message counts as empty.
     """
     cores = _cores_of_rank(members.count)
     device = here.device

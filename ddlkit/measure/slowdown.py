@@ -252,9 +252,9 @@ class _TrainingAndMessages:
             # Only what DDP does besides sending is timed.
             send_nothing(ddp)
             self._warm_up(ddp)
-        # Seconds of an iteration without messages, the sum of its phases, of the slowest
-        # rank. By default `_phases` trains in the DDP of one bucket, and keeps it from filling
-        # this bucket. `slowest` takes and returns an array, here of one number.
+        # How long an iteration without messages takes on the slowest rank, as the sum of its
+        # phases. By default `_phases` trains in the DDP of one bucket, and keeps it from
+        # filling this bucket. `slowest` takes and returns an array, here of one number.
         alone_s = float(slowest([sum(self._phases())])[0])
         self.messages: dict[int, tuple[torch.Tensor, int]] = {}
         # Each size gets a buffer, and so many messages that some are under way during the
@@ -314,9 +314,9 @@ class _TrainingAndMessages:
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
         yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
         phases_alone_s: list[Floats] = []  # each of shape (3,)
-        # For each size are timed: the phases of an iteration (forward, backward and update)
-        # alone, messages alone, and then both at the same time. A message has the mean time
-        # of all `count` messages, which follow one another.
+        # Each size has three timings: the phases of an iteration (forward, backward and update)
+        # alone, messages alone, and then both at the same time. The row of a message has the
+        # mean time of all `count` messages, which follow one another.
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
             alone_s = slowest([self._time_messages(buffer, count)])[0]
@@ -390,8 +390,8 @@ class _TrainingAndMessages:
         dist.barrier()
         synchronize = clock.synchronizer(self.me.device)
         sending = _Sending(self.me, buffer, count)
-        # `_iterate` trains in DDP, but has it send nothing. No rank then waits for another in
-        # an iteration, so each may train for another number of iterations.
+        # `_iterate` trains in a DDP that sends nothing. So no rank waits for another within an
+        # iteration, and the ranks need not train for equally many iterations.
         iterations: list[Marks] = []
         while not iterations or not sending.done():
             marks = Marks(self.me.device)
@@ -453,7 +453,7 @@ class _Sending:
         if while_training is None:
             while_training = me.device.type == "cuda"
         # A thread posts the messages in any case. If they are not to be posted while this
-        # process trains, this waits for the thread.
+        # process trains, the constructor waits here until the thread has posted all.
         self._poster = threading.Thread(target=self._post, args=(buffer, count))
         # As a daemon, a thread whose post hangs does not keep the process from ending.
         self._poster.daemon = True
@@ -494,10 +494,10 @@ class _Sending:
 
     def done(self) -> bool:
         """Return whether the last message has arrived, or could not be posted."""
-        # The thread still posts messages.
+        # While the thread is alive, it still posts messages.
         if self._poster.is_alive():
             return False
-        # A message could not be posted.
+        # If a message could not be posted, there is no last arrival to wait for.
         if self._failure:
             return True
         # On CUDA the last mark is an event, which the GPU reaches when the last message has

@@ -195,8 +195,9 @@ def trace_iterations(
     # last call of `step` would begin a second round, and discard what is recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
     n_all = warmup + iterations
-    # When the last line of progress was printed, and how many iterations were done by then.
     pace = Pace()
+    # When the last line of progress was printed, and how many iterations were done by then.
+    # Before the first line, it is the beginning.
     said_s = time.monotonic()
     n_said = 0
     # Readers of a trace need shapes to find which copy belongs to which message.
@@ -207,8 +208,10 @@ def trace_iterations(
             n_done = number + 1
             if n_done < n_all and pace.due():
                 now_s = time.monotonic()
-                # Recorded iterations take longer than those before, so the latest ones count.
-                left_s = (now_s - said_s) / (n_done - n_said) * (n_all - n_done)
+                # Recorded iterations take longer than those before, so only the iterations since
+                # the last line count.
+                iteration_s = (now_s - said_s) / (n_done - n_said)
+                left_s = (n_all - n_done) * iteration_s
                 said_s = now_s
                 n_said = n_done
                 done = f"{n_done} of {warmup} iterations to warm up are done"

@@ -546,7 +546,7 @@ class _PlannedTraining:
     def _measure_undisturbed(self) -> tuple[Floats, float, Usage]:
         """Time some iterations, and as many without exchange before and after them.
 
-        If other programs disturb the times, all three are measured again, as long as
+        If other programs disturb any of these iterations, all are timed again, as long as
         ``retries`` allows it. The times of the last try are returned in any case, and the
         usage says whether they were disturbed.
 

@@ -433,7 +433,7 @@ class Point:
             What became of the point.
         """
         row = self.row_from_tables(out)
-        # The point is measured already, or a table is damaged.
+        # Any other outcome says that the point is measured already, or that a table is damaged.
         if row.outcome != PENDING:
             return row
         start_s = time.monotonic()
@@ -490,7 +490,7 @@ def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
         return PARTIAL, reason, error.tables
     if isinstance(error, Unavailable):
         return UNAVAILABLE, reason, {}
-    # This also includes a UserError whose message says so.
+    # A UserError may also say that memory ran out.
     if ran_out_of_memory(error):
         return OUT_OF_MEMORY, reason, {}
     # All other errors fail the point.
