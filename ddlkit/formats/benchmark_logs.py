@@ -231,9 +231,9 @@ class Table:
         """
         if not self.listed_ranks:
             return self.stated_ranks
-        # nccl-tests leaves ranks out of a long list, but not the last one. Its number says
-        # how many ranks there are in all groups together, because ranks count from 0 across
-        # groups.
+        # nccl-tests leaves ranks out of a long list, but not the last rank. The number of the
+        # last rank says how many ranks there are in all groups together, because ranks count
+        # from 0 across groups.
         n_ranks = max(rank for rank, _ in self.listed_ranks) + 1
         group_sizes = Counter(group for _, group in self.listed_ranks)
         # A list that shows a single group is taken to have no other, even if it is cut.
@@ -272,10 +272,10 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # Runs of several ranks each are taken to print a head each before the first row. So
-        # with one head there is one run. If rank 0 is listed twice then, an earlier attempt may
-        # have failed after it had printed its list. Runs of one rank each, as without MPI, are
-        # counted by their lists, whatever the number of heads.
+        # With one head there is one run, because runs of several ranks each are taken to
+        # print a head each before the first row. Rank 0 may still be listed twice, if an
+        # earlier attempt failed after it had printed its list. Runs of one rank each, as
+        # without MPI, are counted by their lists, whatever the number of heads.
         if self.n_heads <= 1 and self.ranks > 1:
             return 1
         # The counts are by rank and group. Ranks are numbered across groups, so rank 0 is in
@@ -546,9 +546,9 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether the line before was of a row and also had text of NCCL_DEBUG, where lines with
-        # nothing else than such text do not count as lines. The text may have cut the row,
-        # whose rest then comes in a later line. But it may also stand behind a whole row.
+        # Whether the last line was of a row and also had text of NCCL_DEBUG. The text may
+        # have cut the row, whose rest then comes in a later line, or it may stand behind a
+        # whole row. Lines that have nothing but such text do not count here.
         self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False
@@ -573,8 +573,8 @@ class _TableCollector:
         # If NCCL's text came in the line of a row, the rest of the row may come in a later
         # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
-        # Empty lines say nothing. Any other line that is not of a row is passed as it is: its
-        # text of NCCL_DEBUG can do no harm, because only in rows each word counts as a cell.
+        # Empty lines say nothing. Any other line that is not of a row is read with its text
+        # of NCCL_DEBUG, which does no harm, because each word counts as a cell only in rows.
         if not is_of_row and line.strip():
             self._add_other_line(number, line)
 
@@ -621,8 +621,9 @@ class _TableCollector:
             # missing, or the beginning of another test, before which rows may be missing.
             is_last_line = end["last_line"] is not None
             self._end_table(is_whole=is_last_line)
-        # All lines but fences and heads come here, also those above. The beginning of another
-        # test, for example, names the collective of the table whose head is still to come.
+        # All lines but fences and heads may state facts, also one that has ended a table. The
+        # beginning of another test, for example, names the collective of the table whose head
+        # is still to come.
         self.following.add_facts(line)
 
     def _end_table(self, *, is_whole: bool) -> None:
@@ -869,7 +870,8 @@ def _decided_collective(
     if not wanted and len(possible) == 1:
         return next(iter(possible))
     listed = " or ".join(possible)
-    # The columns and rates of the table fit no collective, or not those that the log names.
+    # If none is possible, the columns and rates fit no collective, or none of those that the
+    # log names.
     if not possible:
         names = " or ".join(sorted(table.collectives)) or "any collective"
         raise UserError(
@@ -933,10 +935,10 @@ def _chosen_table(
 def _collectives_of_table(table: Table, file: str, ranks: int) -> list[str]:
     """Return the collectives that a table may have timed, by name or by rates.
 
-    If the log names collectives above the table, these are the named ones. If it names
-    none, they are all collectives for which such algorithm and bus bandwidths would be
-    printed. ``ranks`` is the user's number of ranks, which is used if the table does not
-    state one. 0 stands for an unknown number.
+    If the log names collectives above the table, the result has these. If it names none,
+    the result has all collectives that would be printed with the algorithm and bus
+    bandwidths of the table. ``ranks`` is the user's number of ranks, which is used if the
+    table does not state one. 0 stands for an unknown number.
     """
     if table.collectives:
         return sorted(table.collectives)
@@ -1113,9 +1115,9 @@ def _possible_collectives(
 ) -> dict[str, Convention]:
     """Return the collectives that a table may have timed, and how each would be printed.
 
-    If the log names collectives, these are the named ones that would be printed with
-    the rates of the table. If the log names none, they are all known collectives that
-    would be printed with these rates. A table without rates excludes no collective.
+    If the log names collectives, the result has those of them that would be printed with
+    the rates of the table. If the log names none, the result has all known collectives
+    that would be printed with these rates. A table without rates excludes no collective.
 
     Parameters
     ----------
@@ -1240,8 +1242,8 @@ class _Rates(NamedTuple):
     def fit(self, convention: Convention) -> bool:
         """Return whether a program may have printed these rates by a convention.
 
-        The convention has the ratios without rounding. Each measured ratio may differ from
-        that of the convention by its error, which is a share of the latter.
+        The convention has the ratios without rounding. Each measured ratio may be off by its
+        error, which is a share of the convention's ratio.
         """
         algbw_off = abs(self.algbw_factor - convention.algbw_factor)
         busbw_off = abs(self.busbw_factor - convention.busbw_factor)

@@ -252,8 +252,8 @@ def benchmark_times(
         _check_magnitude(row)
         # The user's number of ranks is used only if the file does not state it.
         _check_busbw(row, row.ranks or options.ranks or 0)
-    # A message has one collective, number of ranks and size. Its variant is, for example,
-    # the type of its elements.
+    # Rows with one collective, number of ranks and size are of one message. A variant of it
+    # is, for example, a type of its elements.
     messages_and_variants = [
         ((row.collective, row.ranks, row.n_bytes), row.variant) for row in rows
     ]

@@ -149,7 +149,7 @@ def profile_of(
             f"{file}: no tensor has any FLOP: count them, or measure the layers"
         )
     # ``flops`` are those of forward for one sample. Backward has two products of matrices for
-    # each one of forward, so both together have three times as many.
+    # each one of forward, so an iteration has three times the FLOP of forward.
     batch_flops = 3 * batch * sum(flops)
     # If the options have the time of a batch, its FLOP over this time are the rate.
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)

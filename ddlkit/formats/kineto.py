@@ -176,7 +176,8 @@ class Event(NamedTuple):
         # Some kernels of NCCL serve several collectives. Which one was sent is then in the
         # name that the operator of the message noted in ``args``. If none is noted, the text
         # begins with "None", which matches no collective, and the name of the span decides.
-        # If the two names differ, the first of `COLLECTIVES` that either one has counts.
+        # If the two names are of different collectives, the one that comes first in
+        # `COLLECTIVES` counts.
         both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
         # The spellings are in small letters without underscores.
         both_names = both_names.lower().replace("_", "")
@@ -219,8 +220,8 @@ class Event(NamedTuple):
         else:
             elements = self.elements
             dtype = _first(self.args.get("Input type"))
-        # The profiler writes the type of an input as "c10::Half", for example. The size is
-        # unknown, 0, if the type is.
+        # The profiler writes the type of an input as "c10::Half", for example. If the type
+        # is unknown, so is the size, for which 0 stands.
         dtype_name = str(dtype).lower().removeprefix("c10::")
         return elements * _ELEMENT_BYTES.get(dtype_name, 0)
 
@@ -467,7 +468,8 @@ def _spans(document: Any, source: str) -> list[Event]:
 def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     """Return the entries of a Chrome trace that are spans, and take all entries out of it.
 
-    Without the document's reference, the caller can free the memory of each entry.
+    The document then no longer refers to the entries, so that the caller can free the
+    memory of each.
 
     Raises UserError if the document is no Chrome trace, or if a span has no name, start
     or duration.
@@ -566,14 +568,14 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # The launch itself has the number, too, and gets the same instant and sizes as its
-        # kernel. This changes nothing: the instant is its own start, which its `launched_s`
-        # is anyway, and nobody reads sizes of a span that is no message.
+        # The launch itself has the number, too, and is given the same instant and sizes as
+        # its kernel. They have no effect: the instant is the launch's own start, and nobody
+        # reads the sizes of a span that is no message.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
-                # Where both note an argument, that of the kernel replaces that of its
-                # operator.
+                # If the kernel and its operator both note an argument, that of the kernel
+                # counts.
                 event = event._replace(args={**size_args[correlation], **event.args})
         with_launches.append(event)
     return with_launches
@@ -730,9 +732,9 @@ def _mark_launched_before_trace(events: Sequence[Event]) -> list[Event]:
         # The thread of a span of a GPU is its stream.
         if event.on_gpu and event.correlated_s is not None:
             first_known_s.setdefault(event.thread, event.start_s)
-    # A stream without any such span does not tell. What it does before the first such span
-    # of all other streams is taken for launched before the trace, too. If no stream has such
-    # a span, the default, minus infinity, lets no span be marked.
+    # A stream may have no such span. What it does before the first such span of any other
+    # stream is then taken for launched before the trace. If no stream has such a span, no
+    # span is marked, because none starts before the default, minus infinity.
     earliest_s = min(first_known_s.values(), default=-math.inf)
     marked = []
     for event in events:
@@ -795,14 +797,14 @@ class TracedIteration(NamedTuple):
         ]
 
     def repeats_forward(self) -> bool:
-        """Return whether forward runs again after backward began, and outside of backward.
+        """Return whether operators of forward run between functions of backward, or after them.
 
         This is so where gradients of several batches are summed up. Activation
         checkpointing also runs operators of forward again, but inside a function of
         backward.
 
         An operator belongs to forward if a function of backward computes its gradient.
-        Operators of an optimizer, for example, do not belong to it. Forward runs again if
+        Operators of an optimizer, for example, do not belong to it. The result is True if
         an operator of forward begins after the first function of backward has begun, and
         does not lie inside a function of backward.
         """
@@ -823,8 +825,8 @@ class TracedIteration(NamedTuple):
             # a function.
             n_begun = bisect_right(starts_s, event.start_s)
             # The first `n_begun` functions began no later than the event. So the one of them
-            # that ends last contains the event, unless the event ends later still. A function
-            # never ends after itself, so it is not taken for an operator of forward.
+            # that ends last contains the event, unless the event ends later still. An event
+            # that is a function is among them, and so is never outside.
             is_outside = event.end_s > latest_end_s[n_begun]
             has_backward_begun = n_begun > 0
             if has_backward_begun and is_outside:
@@ -839,7 +841,7 @@ class TracedIteration(NamedTuple):
         """
         _, backward_end_s = self.phases["backward"]
         # The user may have marked a backward that ends before autograd's last function.
-        # Functions that end later are left out.
+        # Functions that end after the mark are left out.
         ends_s = [
             event.end_s
             for event in self.events
@@ -909,7 +911,7 @@ def iterations(trace: KinetoTrace, chosen: Sequence[int] = ()) -> list[TracedIte
                 steps_in_trace=len(steps),
                 events=events,
                 phases=phases,
-                # The GPU has then computed all events before this step.
+                # When the GPU had computed all events that were launched before this step.
                 free_s=free_s[first],
             )
             traced.append(iteration)
@@ -1022,18 +1024,21 @@ def _phases(events: Sequence[Event]) -> dict[str, tuple[float, float]]:
     """Return when each phase of a step starts and ends, in seconds.
 
     A phase that the user has marked lasts as long as the mark. Any other phase follows
-    from autograd and the optimizer. Backward lasts from the first function of autograd to
-    the last function or message, but no longer than until the update starts, forward from the
-    first operator with a gradient until backward starts, and the update from the first to
-    the last step of the optimizer. A phase that cannot be told is left out. All instants
-    are by the processor's clock.
+    from autograd and the optimizer:
+
+    * Forward lasts from the first operator with a gradient until backward starts.
+    * Backward lasts from the first function of autograd to the last function or message,
+      or until the update starts, if that is earlier.
+    * The update lasts from the first to the last step of the optimizer.
+
+    A phase that cannot be told is left out. All instants are by the processor's clock.
     ``events`` has the spans of one step, in the order in which the processor launched
     them.
     """
     phases: dict[str, tuple[float, float]] = {}
     functions = [event for event in events if event.name.startswith(EVALUATE)]
     updates = [event for event in events if event.name.startswith(_OPTIMIZER_STEP)]
-    # Backward ends when the update starts at the latest. Infinity stands for no update.
+    # When the update starts, which ends backward at the latest. Without an update, infinity.
     update_start_s = updates[0].start_s if updates else math.inf
     if functions:
         backward_start_s = functions[0].start_s
@@ -1077,9 +1082,9 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
     """Return when the first operator with a gradient starts, in seconds.
 
     Autograd gives an operator the same sequence number as the one of backward's
-    ``functions`` that computes its gradient. The result is infinite if there is no such
-    operator before backward, which starts with the first of these functions. ``events``
-    has the spans of the step.
+    ``functions`` that computes its gradient. Backward starts with the first of
+    ``functions``. If no operator with a gradient starts before it, the result is infinite.
+    ``events`` has the spans of the step.
     """
     sequence_numbers = {function.identifier(_SEQUENCE_NUMBER) for function in functions}
     # Functions without a number have added None.
@@ -1151,10 +1156,10 @@ def layer_profile(
     Raises
     ------
     UserError
-        If the trace lacks something that a profile needs, if the iterations differ in
-        their gradients or sum up those of several batches, or if none was chosen and they are
-        of two kinds: more than a third are slow, and more than a third are not. A slow one
-        takes more than `MOST_TIMES_SHORTEST` times as long as the shortest one.
+        If the trace lacks something that a profile needs, or if iterations differ in
+        their gradients or sum up those of several batches. If no iterations are ``chosen``,
+        it is also raised if more than a third of them are slow and more than a third are not.
+        A slow one takes more than `MOST_TIMES_SHORTEST` times as long as the shortest one.
 
     Notes
     -----
@@ -1299,9 +1304,9 @@ def _check_iterations(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
-        # Events are in the order of their launches. The first one also has the earliest start:
-        # a kernel starts after its launch, which is an event before it in the list, and a
-        # span of the processor counts as launched when it starts. The order of ends differs.
+        # The events are in the order of their launches, and the first one also starts first:
+        # a span of the processor is launched when it starts, and a kernel starts after its
+        # launch, which is an event before it. But the last event need not end last.
         first_launched = iteration.events[0]
         last_end_s = max(event.end_s for event in iteration.events)
         whole_s = last_end_s - first_launched.start_s
@@ -1327,7 +1332,7 @@ def _kinds_of_iterations(
 
     An iteration is slow if it takes more than ``MOST_TIMES_SHORTEST`` times as long as the
     shortest one. A few slow iterations, such as the first one of a training, hardly change
-    a median. This raises UserError if the rarer of the two kinds has more than a third of
+    a median. UserError is raised if the rarer of the two kinds has more than a third of
     the iterations, unless the user has chosen them.
     """
     numbers = np.array([iteration.number for iteration in used])
@@ -1385,19 +1390,18 @@ def _finding_left_out(text: str) -> Finding:
 def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     """Return how long forward, backward of each gradient and the update take.
 
-    ``gradients`` has the spans that store gradients, in the order of readiness. They end
-    by the processor's clock. A gradient is ready when the GPU has done all work that was
-    launched until this end.
+    ``gradients`` has the spans that store gradients, in the order of readiness. A gradient
+    is ready when all work is done that the processor had launched until its span ended.
     """
     # `work.done_s` returns when all work launched until an instant was done.
     work = _Work(iteration)
     phases = iteration.phases
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
-    # The time of the first gradient begins when the work of forward is done. If the user has
-    # marked both phases, backward may start later than forward ends, and the gap does not
-    # count. If only backward is marked, the end of forward may be later: it is the start of
-    # autograd's first function, and the mark may begin before that.
+    # The time of the first gradient begins when all work is done that was launched until
+    # forward ends or backward starts, whichever is later. If the user has marked both phases,
+    # backward may start later, and the gap does not count. If only backward is marked, forward
+    # may end later: at the start of autograd's first function, before which the mark may begin.
     instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
         instants_s.append(work.done_s(gradient.end_s))

@@ -310,7 +310,7 @@ def _refuse_wrong_ids(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
 def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
     """Raise UserError unless a layer has one name and one size in all iterations.
 
-    The ids must have been checked: the row of number k is that of layer k in the first
+    The ids must have been checked, so that row k of the table is layer k in the first
     iteration.
     """
     ids = frame["id"].to_numpy()
@@ -331,10 +331,11 @@ def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
 def _refuse_partial_iteration(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
     """Raise UserError if the last iteration lacks layers.
 
-    The ids must have been checked: the first iteration has all layers in their order.
+    The ids must have been checked, so that row k of the table is layer k in the first
+    iteration.
     """
     n_rows = len(frame)
-    # The layers 0 to surplus - 1 are there.
+    # A last iteration that is cut has the layers 0 to surplus - 1.
     surplus = n_rows % n_layers
     if surplus:
         next_layer = f"layer {surplus} ({frame['name'][surplus]})"
@@ -415,7 +416,8 @@ def check_trace(trace: LayerTrace) -> Iterator[Finding]:
     forward_s = trace.forward_s.mean(axis=0)
     backward_s = trace.backward_s.mean(axis=0)
     # Usually, backward takes twice as long as forward: it computes the gradients of the
-    # parameters and of the input. The first of these layers needs no gradient of its input.
+    # parameters and of the input. The first layer with a gradient has another usual
+    # ratio, because it needs no gradient of its input.
     usual_ratio = np.full(len(rows), USUAL_RATIO)
     usual_ratio[0] = FIRST_RATIO
     # excess is the ratio of forward to backward over the usual ratio. It is infinite or NaN

@@ -50,10 +50,9 @@ def read_bytes_seconds(
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
         were measured. With the default, "", such a file is taken. With any other text, it
-        is refused with this advice, even if ``ranks`` is given: that may be the number that
-        the caller needs, and not one that is known of the file. Only a log that
-        `benchmark_logs` reads is taken if ``ranks`` is given, because its rows get this
-        number.
+        is refused with this advice. If ``ranks`` is given, a log that `benchmark_logs`
+        reads is taken, because its rows get this number. Any other file is still refused,
+        because ``ranks`` may be what the caller needs, and need not be true of the file.
 
     Returns
     -------

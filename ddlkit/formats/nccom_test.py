@@ -178,12 +178,13 @@ def _row(
             f"{where}, algbw(GB/s): {algbw:g} contradicts {size} bytes in "
             f"{cells['time(us)']} us: other units?"
         )
-    # busbw may differ from the busbw that follows from the time, for two reasons. Rounding
-    # changes its last digit by up to half a step. A whole step, 0.01, is allowed, by choice.
+    # The printed busbw may differ from the one that follows from the time, for two reasons.
+    # The first is rounding, by up to half a step of 0.01 in its last digit. A whole step is
+    # allowed, by choice.
     step_bytes_per_s = 2 * _ROUNDING * unit
-    # And an algbw of few digits may fit both GB/s and GiB/s, so that `unit` may be the wrong
-    # one. The difference of the units, about 7%, is therefore allowed as well. It is allowed in
-    # every row, because a row does not show which case it is.
+    # The second is that `unit` may be the wrong one, because an algbw of few digits may fit
+    # both GB/s and GiB/s. So the difference of the units, about 7%, is also allowed. It is
+    # allowed in every row, because a row does not show whether its unit is wrong.
     wrong_unit_bytes_per_s = _SHARE_BETWEEN_UNITS * busbw * unit
     return BenchmarkRow(
         where=where,

@@ -58,9 +58,9 @@ def read_node_tables(
         and ``settings``.
     collective : str, optional
         The collective of files that do not name theirs, and the one to read of files with
-        several. By default, a table that names no collective is one of all-reduces, all
-        collectives of a table are read, and a log from whose columns and rates the collective
-        does not follow is refused.
+        several. By default, all collectives of a CSV are read, and a CSV that names none is
+        one of all-reduces. A log that names none is then refused, unless the collective
+        follows from its columns and rates.
 
     Returns
     -------

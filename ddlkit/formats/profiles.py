@@ -151,7 +151,8 @@ def guess_kind(text: str, file: str) -> str:
     """
     first_line, _, _ = text.partition("\n")
     names = {name.strip() for name in first_line.split(",")}
-    # A layer profile also has the columns of FLOP counts, and would be taken for such.
+    # A layer profile also has the columns of FLOP counts, and would be taken for a table of
+    # these.
     if "backward_s" in names:
         advice = "use it with --profile"
         if _has_flop_counts(text, file):

@@ -430,12 +430,13 @@ def _backward_end_s(
 ) -> float:
     """Return when a rank has computed its last gradient, in seconds.
 
-    That is when the last function of autograd ends, at ``functions_end_s``. In some
-    versions of PyTorch this function contains the waits for messages, and the copies of
-    buckets back into gradients (``copies_back``, in the order of their start). These do
-    not count. Backward never ends before its last message is posted (handed over).
+    That is when the last function of autograd ends, at ``functions_end_s``, unless this
+    function contains waits for messages, or copies of buckets back into gradients
+    (``copies_back``, in the order of their start), as in some versions of PyTorch. The last
+    gradient was computed before these, but not before the last message of backward was
+    posted (handed over).
     """
-    # Without messages, these instants have no effect below.
+    # Without messages in backward, these instants have no effect below.
     of_backward = [message for message in messages if message.in_backward]
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
     first_message_end_s = min((m.ended_s for m in of_backward), default=math.inf)
@@ -443,10 +444,11 @@ def _backward_end_s(
     # A rank copies buckets back when it has waited for their messages.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    # After its last post, a rank has nothing left to do but to wait for messages. If the first
-    # message to end does so after that post, while a function still runs, the function
-    # contains the wait, and backward ends with the post. If a message ended before that post,
-    # while the rank still computed, it does not tell, and the end stays as it is.
+    # After its last post, a rank has nothing left to do but to wait for messages. So if a
+    # function still runs when the first message ends, after the last post, the function
+    # contains the wait, and backward ends with the last post. If the first message ended
+    # before the last post, nothing tells whether the function contains the wait, and the end
+    # stays as it is.
     if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
@@ -457,9 +459,8 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
     forward starts with the first operator that shares its sequence number with a function of
-    backward. An operator without a gradient, such as one on the input, has the same number
-    as the next operator with a gradient, and so shares it with that operator's function.
-    The result is then the start of the operator on the input, which is slightly too early.
+    backward. This may be slightly too early: an operator on the input, which has no
+    gradient, also has the sequence number of the next operator with a gradient.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":
@@ -634,8 +635,8 @@ def _posts_on_gpu(kernels: Sequence[Event], clock: _Clock) -> list[_Post]:
     posts = []
     for kernel in sorted(kernels, key=lambda event: event.launched_s):
         collective = kernel.collective
-        # ``kernel.collective`` is only "other" for a broadcast, whose name is in the
-        # arguments of the kernel or in the name of the kernel.
+        # For a broadcast, ``kernel.collective`` is "other". The word is in the arguments of
+        # the kernel or in its name.
         names = f"{kernel.args.get('Collective name')} {kernel.name}".lower()
         if "broadcast" in names:
             collective = "broadcast"
@@ -682,8 +683,8 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
         posts.append(
             _Post(
                 launched_s=event.start_s,
-                # A message counts as posted when its operator ends. A thread of gloo may
-                # take the message before that.
+                # A message counts as posted when its operator ends or, if a thread of gloo
+                # has begun to send it before that, when its span starts.
                 posted_s=min(event.end_s, sent.start_s),
                 sent=sent,
                 collective=collective,

@@ -141,7 +141,7 @@ def matches(text: str) -> bool:
     if not _times(header):
         return False
     first_line, _, _ = text.strip().partition("\n")
-    # A line of JSON or "step 7, 120 ms" has digits or braces, and names of columns have none.
+    # Names of columns have no digits or braces, unlike JSON or a line such as "step 7, 120 ms".
     has_names = not re.search(r"[\d{}]", first_line)
     # Sentences have blanks, too, so that blanks do not show that there are columns.
     has_columns = len(header) > 1 and _separator(first_line) != " "
@@ -152,8 +152,8 @@ def matches(text: str) -> bool:
 def _refuse_json(text: str, file: str) -> None:
     """Raise UserError for JSON that no reader of message times has recognized.
 
-    Readers of JSON come before this one. Any other text begins without a brace, and is
-    left to the caller.
+    Readers of JSON come before this one. Text that does not begin with a brace is no such
+    JSON, and passes.
     """
     if not text.lstrip().startswith("{"):
         return
@@ -542,7 +542,7 @@ def _divides_times(frame: DataFrame, cells: list[str]) -> bool:
     # The mean of a mask is the share of sizes, or of values, for which it is True.
     divides_sizes = (values_of_size > 1).mean() >= _DIVIDED_SHARE
     values_recur = (sizes_of_value > 1).mean() >= _DIVIDED_SHARE
-    # If the file has a single size, no value can occur at several sizes, so this condition
-    # is dropped.
+    # If the file has a single size, no value can occur at several sizes, so `values_recur`
+    # is not required.
     has_one_size = table["bytes"].nunique() == 1
     return bool(divides_sizes and (values_recur or has_one_size))

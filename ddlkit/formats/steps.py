@@ -48,9 +48,9 @@ def read_steps(path: Path | str) -> DataFrame:
         A CSV with the columns ``gpus``, ``nodes`` (0 or 1 for a part of a node), ``job`` (the
         name of one run of the training) and ``step_s`` (seconds). It may have the columns
         ``step`` (the number of a single step), ``samples`` (in a step), ``nccl`` (the
-        version of NCCL) and ``settings`` (any text). The samples may be those of one GPU or
-        of all GPUs, which `ddlkit.model.scaling` tells by how they grow with the GPUs. One of
-        these four columns in which no row has a value counts as left out. Other columns are
+        version of NCCL) and ``settings`` (any text). A column of these four in which no row
+        has a value counts as left out. The samples may be those of one GPU or of all GPUs,
+        which `ddlkit.model.scaling` tells by how they grow with the GPUs. Other columns are
         ignored.
 
     Returns

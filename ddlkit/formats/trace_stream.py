@@ -151,9 +151,9 @@ class _Buffer:
                 # The value may only end in the next chunk of the file, so it is parsed again
                 # with that chunk, unless its text is already longer than any entry. A value
                 # that is nested too deeply for Python (RecursionError) fails each time, and
-                # is refused in the end. The text is that of the value alone only after
-                # `read_more`. Until then it also has entries that are parsed already, but it is
-                # as short as a chunk, which is far below the limit.
+                # is refused in the end. The text may also have entries before the value that
+                # are parsed already. `read_more` drops them, and they are usually short against
+                # the limit.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -180,7 +180,7 @@ def _document(buffer: _Buffer, source: str) -> dict[str, Any]:
     entries = list(_entries(buffer, source))
     after = buffer.rest().strip()
     document: dict[str, Any] = {"traceEvents": entries}
-    # The file is nothing but the list of entries.
+    # If the file is nothing but the list of entries, there are no facts.
     if before is None:
         return document
     # The text before the key "traceEvents" is "{" or "{ ...,". The text behind its list is

@@ -216,12 +216,11 @@ class Decoder:
 
         Notes
         -----
-        Backward goes from the last tensor to the first, and gradients become ready in this
-        order. The FLOP of an operation must be done before the gradients of its own tensors,
-        and of all tensors before them, are ready. The first of these gradients is that of the
-        tensor that comes last in forward order, so the FLOP are counted there. Those of a
-        matrix are counted at its bias, if it has one, those of attention at the last matrix
-        before attention, and those of a tied head at the norm before the head.
+        The FLOP of an operation are counted at the tensor whose gradient is the first that
+        must wait for them. Backward goes from the last tensor to the first, so this is the
+        last tensor of the operation in forward order. For a matrix with a bias, it is the
+        bias. Attention and a tied head have no tensor of their own. Their FLOP are counted at
+        the last tensor before them, which is that of a matrix or of a norm.
         """
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
@@ -310,10 +309,9 @@ class Decoder:
     def _norm(self, layer: str, flops: float = 0.0) -> Iterator[Tensor]:
         """Yield the scale of a norm and its shift, if it has one.
 
-        ``flops`` are those of a tied head that follows the norm, 0 if none does. Such a head
-        has no tensor of its own, because its matrix is that of the embedding. Its FLOP
-        are therefore counted at the tensor right before it, the last one of the norm. The norm
-        itself counts as no work.
+        ``flops`` are those of a tied head that follows the norm, 0 if none does. They are
+        counted at the last tensor of the norm, because a tied head has no tensor of its own:
+        it uses the matrix of the embedding. The norm itself counts as no work.
         """
         if self.norm_tensors == 2:
             yield Tensor(f"{layer}.scale", layer, self.d_model, flops=0.0)

@@ -758,9 +758,9 @@ def parse_yaml(text: str) -> Any:
     if len(text) > MOST_YAML_CHARACTERS:
         raise ValueError(f"{len(text)} characters, more than {MOST_YAML_CHARACTERS}")
     try:
-        # `compose` makes only the nodes, in which an alias is a reference. The loader
-        # refuses a text that itself is nested too deep. Values are counted before any of
-        # them is made, because a merge (<<) copies all that its aliases stand for.
+        # Values are counted before any of them is made, because a merge (<<) copies all
+        # that its aliases stand for. `compose` only makes nodes, in which an alias is a
+        # reference. The loader refuses a text that itself is nested too deep.
         root = yaml.compose(text, _shallow_loader())
         if _count_values(root, counts={}) > MOST_YAML_VALUES:
             raise ValueError(f"with its aliases more than {MOST_YAML_VALUES} values")

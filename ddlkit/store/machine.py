@@ -59,8 +59,8 @@ def describe() -> dict[str, Any]:
 
 def _quota_cores() -> float:
     """Return how many cores the container may keep busy, 0 if there is no limit."""
-    # Linux writes two numbers of microseconds: the processor time that the control
-    # group may use in each period, or "max" without a limit, and the period.
+    # Linux writes the processor time that the container may use in each period, and the
+    # length of a period, both in microseconds. Without a limit, "max" stands for the time.
     quota, _, period = content(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     # The quota is "max", or "" if there is no such file.
     if not quota.isdigit():
@@ -129,8 +129,8 @@ def versions() -> dict[str, str]:
         "numpy": installed("numpy"),
         "pandas": installed("pandas"),
         "cuda": cuda,
-        # A loaded torch is asked. Otherwise it is the version of a package whose name has
-        # the version of CUDA, such as nvidia-cudnn-cu12.
+        # The version of CUDA is needed for the name of cuDNN's package, as in
+        # nvidia-cudnn-cu12.
         "cudnn": _cudnn(cuda),
         "nccl": nccl,
     }
@@ -445,8 +445,8 @@ def visible_gpus(visible: str | None, uuids: Sequence[str]) -> list[str]:
     ----------
     visible : str or None
         The value of CUDA_VISIBLE_DEVICES: numbers of GPUs or the beginnings of their
-        identities, separated by commas. None, if the variable is not set, stands for all
-        GPUs.
+        identities, separated by commas. None if the variable is not set, so that CUDA may
+        use all GPUs.
     uuids : sequence of str
         The identities of all GPUs, as `gpu_uuids` returns them. A number stands for the
         GPU at this position, counted from 0.

@@ -106,18 +106,19 @@ class NoSuchRowsError(UserError):
     ) -> None:
         self.key = key
         self.listed = _listed(values)
-        missing = f"{key} {value}"
+        asked_for = f"{key} {value}"
         rows = "rows"
-        remedy = "choose one of these"
-        if len(values) == 1:
-            remedy = f"give {self.listed}, or leave the option out"
         if among:
             condition = " and ".join(f"{name} {given}" for name, given in among.items())
-            missing = f"{condition} has {missing}"
+            asked_for = f"{condition} has {asked_for}"
             rows = f"rows with {condition}"
             remedy = f"choose this {key}, or another value of {' or '.join(among)}"
+        elif len(values) == 1:
+            remedy = f"give {self.listed}, or leave the option out"
+        else:
+            remedy = "choose one of these"
         super().__init__(
-            f"{path}: no row with {missing}: the {rows} have {key} {self.listed}: {remedy}"
+            f"{path}: no row with {asked_for}: the {rows} have {key} {self.listed}: {remedy}"
         )
 
 
@@ -219,7 +220,7 @@ def choose(
             has_option = key in wanted
             value = _only_value(values, key, path, option if has_option else None)
         elif value not in values and key in absent:
-            # The assumed value is not the wanted one.
+            # The file lacks the column, and the assumed value is not the wanted one.
             raise UserError(
                 f"{path}: has no column {key}, so that {_listed(values)} is assumed: add "
                 f"the column with {value}, or leave --{option} out"
@@ -693,10 +694,9 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
     """Return the rows of tables ``selection`` in which `SELECTOR` was measured.
 
-    This is the operation that selects the largest of some values. How long it takes depends
-    on the distribution of these values. Only rows with normally distributed values are
-    returned, because gradients are assumed to be so. Raises UserError if there are no such
-    rows.
+    `SELECTOR` selects the largest of some values, and its time depends on how these are
+    distributed. Only rows with normally distributed values are returned, because gradients
+    are assumed to be normally distributed. Raises UserError if there are no such rows.
     """
     import pandas as pd
 
@@ -767,12 +767,12 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     Raises
     ------
     UserError
-        If none of them was measured.
+        If no task was measured.
     """
     rows = load_table(path, "inputs")
-    # A row is a time in which one of the quantities of `INPUTS` was done for a batch.
-    # Several ranks that read or copy at once share a disk or a bus, so only rows of one
-    # rank count. Ranks that decode share nothing, so rows of any number of ranks count.
+    # A row has the time of one quantity of `INPUTS`, such as "read", for a batch. For "read"
+    # and "h2d", only rows of one rank count, because ranks that read or copy at once share
+    # a disk or a bus. Ranks that decode share nothing, so all rows of "decode" count.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     # Only rows count that read, decode or copy in the way in which training does. Each way
     # belongs to one quantity only.

@@ -378,7 +378,7 @@ class Column:
 
     def _advice_if_empty(self) -> str:
         """Return what to do about an empty cell of the column, in words."""
-        # A file may lack a column that has a default, and no other column.
+        # A file may only lack columns that have a default.
         if self.default is None:
             return "write its value"
         # A default other than 0 may be a placeholder, which the user should not write. For
@@ -537,7 +537,7 @@ class Schema:
         """
         import pandas as pd
 
-        # A name within quotes keeps them here, and so is no column of the schema.
+        # A name within quotes keeps its quotes here, and so is no column of the schema.
         first_line, _, _ = text.partition("\n")
         names_in_file = tuple(name.strip() for name in first_line.split(","))
         header = self._current_names(names_in_file)
@@ -579,7 +579,7 @@ class Schema:
 
     @staticmethod
     def _refuse_broken(column: Column, values: Any, *, is_users_own: bool) -> None:
-        """Raise ValueError if some of the values breaks a rule of the column.
+        """Raise ValueError if a value breaks a rule of the column.
 
         ``values`` is a pandas Series. ``is_users_own`` says whether the values are from a
         user's own file, to which more rules apply.
@@ -789,7 +789,7 @@ def kind_in_words(kind: str) -> str:
     str
         A phrase such as "a layer profile".
     """
-    # Such a name is a phrase already.
+    # A name that begins with an article is a phrase already.
     if kind.startswith(("a ", "the ")):
         return kind
     return _KINDS_IN_WORDS.get(kind, f"a table of {kind}")

@@ -173,13 +173,12 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
     """Write a table and its stamp in the place of those that are there.
 
     Two files cannot be exchanged at once. The new stamp is written first, and contains
-    the stamp of the earlier table, which is still there then. So the earlier table and
-    the new one both have a stamp at any moment. ``data`` is the new content of the CSV,
-    and ``stamp`` is its stamp, to which this function adds the earlier stamp as
-    "replaces".
+    the earlier stamp. So there is a stamp for the table on the disk at any moment, be it
+    the earlier table or the new one. ``data`` is the new content of the CSV, and ``stamp``
+    is its stamp, to which this function adds the earlier stamp as "replaces".
     """
-    # If there is no table, or a damaged one, `_verified` raises UserError. There is then
-    # no stamp worth keeping.
+    # `_verified` raises UserError if there is no table, or a damaged one. In both cases
+    # there is no stamp worth keeping.
     with contextlib.suppress(UserError):
         _, stamp["replaces"] = _verified(path)
     try:
@@ -586,14 +585,14 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
 def _possible_stamps(path: Path) -> list[dict[str, Any]]:
     """Return the stamp next to a loose table and, if there is one, the stamp inside it.
 
-    `_exchange` writes the new stamp before the new table. Until then, the stamp of the
-    table that is still there is inside the new stamp. Raises UserError if the table has no
-    stamp.
+    `_exchange` writes the new stamp before the new table. Between the two, the earlier
+    table is still there, and its stamp is inside the new one. Raises UserError if the table
+    has no stamp.
     """
     stamp = _read_stamp(_stamp_path(path))
     if stamp is None:
-        # A pack has no such stamp. `refuse_pack` raises an error that names the tables
-        # in the pack, and does nothing for any other file.
+        # A pack has no stamp of its own beside it. `refuse_pack` raises an error that names
+        # the tables in the pack, and does nothing for any other file.
         refuse_pack(path)
         raise UserError(
             f"{path}: is not a recorded table, because {_stamp_path(path).name} is "
@@ -636,7 +635,7 @@ class Part(NamedTuple):
 
 
 def is_pack(name: str) -> bool:
-    """Return whether a file of this name is a pack, or is the file of their stamps.
+    """Return whether a file of this name is a pack, or the file of the stamps of packs.
 
     Parameters
     ----------
@@ -781,9 +780,9 @@ def _part_of_entry(
         pack=path.parent / entry["pack"],
         pack_sha256=pack_sha256[entry["pack"]],
         stamp=stamp,
-        # An earlier version of this library left out the hash of the table's text if the
-        # loose file was not compressed. The stamp has the hash of that file, which is the
-        # same then.
+        # Files of an earlier version of this library lack the hash of the table's text if
+        # the loose file was not compressed. The hash of such a file, which the stamp has, is
+        # the hash of its text.
         text_sha256=entry.get("text_sha256", stamp["sha256"]),
     )
 
@@ -818,15 +817,16 @@ def _rows_of_pack(
     ``file_state`` only makes the cache read a file again that has changed.
     """
     schema = schema_named(kind)
-    # A pack has one more column, and without a key, no keys are compared.
+    # A pack has the column "part" before those of its tables. With an empty key, reading
+    # compares no keys.
     schema = replace(schema, columns=(PART, *schema.columns), key=())
     text = _pack_text(path, sha256, *file_state)
     frame = schema.read(text, str(path))
     # The rows of a table follow one another, and the column "part" names their table. So
     # a table begins where that name changes.
     names = frame["part"].to_numpy(object)
-    # For each row, whether it is the first one of a table: the first row of all, and each
-    # row whose name differs from that of the row before.
+    # For each row, whether a table begins there. One does in the first row of all, and in
+    # each row whose name differs from that of the row before.
     is_first = np.append(True, names[1:] != names[:-1])
     starts = np.flatnonzero(is_first)
     ends = [*starts[1:], len(names)]
@@ -1042,7 +1042,7 @@ def _remove_replaced(folder: Path) -> None:
             _, stamp = _verified(path)
             if stamp != part.stamp:
                 continue
-        # The table goes first, because a stamp without its table misleads nobody. If a call
-        # was killed between the two lines, only the stamp is left, and is removed here.
+        # The table goes first, because a stamp without its table misleads nobody. If an
+        # earlier call was killed after removing the table, only the stamp is left to remove.
         path.unlink(missing_ok=True)
         _stamp_path(path).unlink(missing_ok=True)
