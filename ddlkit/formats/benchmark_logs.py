@@ -1375,10 +1375,10 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     # How far algbw is off in each row, by the factor that comes closest there. The list has
     # the shape (factors, rows), and the result (rows,).
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
-    # A printed number is rounded by half a unit of its last digit at most (`_half_digit`). If
-    # the time is off by some share of itself, the rate is off by this share, too. The half
-    # unit of algbw counts as it is, in GB/s. The factor 1.02 and the terms 0.001 and 1e-4
-    # (GB/s) let both be off by a little more. They are chosen, not measured.
+    # Two roundings are allowed for, each of up to half a unit of the last digit
+    # (`_half_digit`): that of algbw, in GB/s, and that of the time. If the time is off by some
+    # share of itself, size over time is off by this share, too. The factor 1.02 and the terms
+    # 0.001 and 1e-4 (GB/s) allow a little more. They are chosen, not measured.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding_share = np.array(

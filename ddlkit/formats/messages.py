@@ -51,8 +51,8 @@ def read_bytes_seconds(
         What the user should do if the file does not say between how many ranks the times
         were measured. With the default, "", such a file is taken. With any other text, it
         is refused with this advice. If ``ranks`` is given, a log that `benchmark_logs`
-        reads is taken, because its rows get this number. Any other file is still refused,
-        because ``ranks`` may be what the caller needs, and need not be true of the file.
+        reads is taken, because its rows get this number. Any other such file is still
+        refused, because ``ranks`` may be what the caller needs, and not true of the file.
 
     Returns
     -------

@@ -459,8 +459,8 @@ def _forward_start_s(iteration: TracedIteration) -> float:
 
     DDP marks its forward, which begins with the broadcast of buffers. Without this mark,
     forward starts with the first operator that shares its sequence number with a function of
-    backward. This may be slightly too early: an operator on the input, which has no
-    gradient, also has the sequence number of the next operator with a gradient.
+    backward. This may be slightly too early: an operator without a gradient, such as one on
+    the input, also has the sequence number of the next operator with a gradient.
     """
     for event in iteration.events:
         if event.name == "DistributedDataParallel.forward":

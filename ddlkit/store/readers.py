@@ -772,7 +772,7 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     rows = load_table(path, "inputs")
     # A row has the time of one quantity of `INPUTS`, such as "read", for a batch. For "read"
     # and "h2d", only rows of one rank count, because ranks that read or copy at once share
-    # a disk or a bus. Ranks that decode share nothing, so all rows of "decode" count.
+    # a disk or a bus. Ranks that decode share nothing, so their number does not matter.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     # Only rows count that read, decode or copy in the way in which training does. Each way
     # belongs to one quantity only.

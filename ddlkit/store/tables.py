@@ -585,7 +585,7 @@ def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
 def _possible_stamps(path: Path) -> list[dict[str, Any]]:
     """Return the stamp next to a loose table and, if there is one, the stamp inside it.
 
-    `_exchange` writes the new stamp before the new table. Between the two, the earlier
+    `_exchange` writes the new stamp before the new table. Between these writes, the earlier
     table is still there, and its stamp is inside the new one. Raises UserError if the table
     has no stamp.
     """
@@ -780,9 +780,9 @@ def _part_of_entry(
         pack=path.parent / entry["pack"],
         pack_sha256=pack_sha256[entry["pack"]],
         stamp=stamp,
-        # Files of an earlier version of this library lack the hash of the table's text if
-        # the loose file was not compressed. The hash of such a file, which the stamp has, is
-        # the hash of its text.
+        # An earlier version of this library left out the hash of the table's text if the
+        # loose file was not compressed. The loose file was then that text, so its hash, which
+        # the stamp has, is the hash of the text.
         text_sha256=entry.get("text_sha256", stamp["sha256"]),
     )
 
