@@ -810,9 +810,12 @@ def _remove_dead() -> list[str]:
     """
     dead = []
     for label, state in _states().items():
-        # The owner comes first among the processes that a lab needs.
-        owner_runs = state["owned"] and _runs(state["needs"][0])
-        if not owner_runs and not _is_alive(label, state):
+        if state["owned"]:
+            # The owner comes first among the processes that a lab needs.
+            is_dead = not _runs(state["needs"][0])
+        else:
+            is_dead = not _is_alive(label, state)
+        if is_dead:
             dead.append(label)
     for label in dead:
         _remove(label)

@@ -300,8 +300,6 @@ class _Session:
     def run(self) -> None:
         """Measure until nothing is left to do or time is up."""
         if not self.isolate:
-            # Outcomes are saved only if points are isolated. Here an interrupt needs no
-            # correction of them, as it does below.
             self.measure_all(self.worker_here)
             return
         child = _IsolatedWorker(self)
@@ -312,12 +310,15 @@ class _Session:
             try:
                 self.measure_all(child)
             finally:
-                # None if the last point has ended in the normal way.
+                # The row that the point under way had before it began. It is None if no point
+                # is under way, as after a session that was not interrupted.
                 row = self.row_before_start
                 if row:
-                    # An interrupt has ended the session while the point ran. That is no fault
-                    # of the point, so the point counts as not reached.
+                    # An interrupt is no fault of the point, so the point counts as not
+                    # reached.
                     self.rows[row.key] = row
+                # Only isolated points have outcomes that are saved. So the branch above needs
+                # nothing of the kind.
                 self._save()
 
     def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
