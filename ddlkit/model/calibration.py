@@ -288,7 +288,8 @@ class Calibration:
         messages = self.between(
             case.link, case.workers, case.collective, case.in_flight
         )
-        # A replay sleeps for its compute times, so messages do not slow it down.
+        # If the case is a replay, it sleeps for its compute times, and messages do not slow it down.
+        # Only real training has a contention.
         if case.kind == TRAINING:
             slowdown_key = (case.network, case.batch, case.workers, case.link)
             # None stands for a contention that was not measured.
@@ -389,7 +390,7 @@ def _costs_by_form(
     ``rows`` are of one collective on one link. The form `UNFITTED` is left out if the link
     has no limit.
     """
-    # Only the cost is used, so it is not fitted to bootstrap resamples (draws), too.
+    # Only the cost itself is used, so there are no draws, which are fits to bootstrap resamples.
     costs_by_form = {
         form: _fitted(rows, form, draws=0).cost for form in forms if form != UNFITTED
     }
@@ -407,8 +408,8 @@ def _fitted(rows: pd.DataFrame, form: str, draws: int) -> Fit[MessageCost]:
     resamples.
     """
     # A row is a sample: the mean time of several messages that were sent back to back.
-    # How many these were says how much the samples scatter. It is the same for all
-    # samples of a size.
+    # Means of more messages scatter less. The number of messages is the same for all samples
+    # of a size.
     messages_by_size = rows.groupby("bytes")["messages_per_sample"].first()
     samples = Samples(
         bytes=messages_by_size.index.to_numpy(float),
@@ -432,7 +433,7 @@ def _unfitted(rows: pd.DataFrame) -> AlphaBeta:
 
     Predictions with it are compared with those of fitted costs. Its start-up is the median
     time of the smallest messages. Its slope is how long a byte of a message occupies the link
-    at its rate. This allows for headers of packets, and for how many bytes the collective
+    at its rate. The slope allows for headers of packets, and for how many bytes the collective
     sends for each byte of its message. ``rows`` are of one collective on one link.
     """
     # All rows are of one link, so that the first row has its name and its rate.
@@ -604,8 +605,8 @@ class Noise:
     bytes : ndarray, shape (s,)
         The measured sizes in bytes, increasing.
     ratios : tuple of ndarray, length s
-        The times of single messages of each size over their mean. Because of the mean,
-        the iterations of draws lie around the predicted one, however many messages an
+        The times of single messages of each size over their mean. The mean of these ratios
+        is 1, so that drawn iterations lie around the predicted one, however many messages an
         iteration has.
     drift : ndarray, shape (s,)
         The standard deviation of the logarithm of a session's median.
@@ -715,10 +716,10 @@ class Noise:
         # For each message, the index of the measured size that is nearest to its own.
         nearest = self._nearest(n_bytes)
         random = np.random.default_rng(seed)
-        # A deviation that is estimated from few sessions is itself uncertain. Student's
-        # t allows for that. With a normal distribution intervals would be too narrow.
         # Each draw has one random probability, which is the same for all its messages.
         probability = random.uniform(size=(draws, 1))
+        # A deviation that is estimated from few sessions is itself uncertain. Student's
+        # t allows for that. With a normal distribution intervals would be too narrow.
         # The shape (draws, 1) of the probability becomes (draws, k).
         t = student_quantile(self.degrees[nearest], probability)
         factors = np.exp(t * self.drift[nearest])
@@ -807,10 +808,10 @@ def _measured_drift(sizes: Floats, log_medians: Floats) -> tuple[Floats, Floats]
     Returns
     -------
     drift : ndarray, shape (s,)
-        The standard deviation, for each size, of the logarithm of the median of a new
-        session from the mean of the measured sessions. It is averaged over the size and its
-        neighbours, without sizes that fewer than two sessions have. If none of these is
-        left, the size takes the average drift of all sizes.
+        For each size, the standard deviation by which the logarithm of the median of a new
+        session differs from the mean of the measured sessions. Its square is averaged over the
+        size and its neighbours, without sizes that fewer than two sessions have. If none of
+        these is left, it is averaged over all sizes that several sessions have.
     degrees : ndarray, shape (s,)
         The degrees of freedom behind each standard deviation.
     """

@@ -177,10 +177,11 @@ class Explanation:
     ----------
     iteration_s, replay_s : float
         The median iteration, as measured and as replayed, in seconds. An iteration
-        lasts from the end of the last rank in the one before to that in this one.
+        begins when the last rank has ended the one before, and ends with its own last rank.
     replay_without_lags_s : float
         The median iteration, replayed as if all ranks saw the end of a message at
-        once, in seconds. It tests the replay more than ``replay_s`` does.
+        once, in seconds. It is the stricter test of the replay, because ``replay_s`` takes
+        from the trace how late each rank saw the ends.
     compute_s : float
         How long a rank works in an iteration, as the mean over ranks, in seconds.
     exposed_communication_s : float
@@ -247,10 +248,10 @@ class Explanation:
             for name, seconds in self.waterfall
         ]
         description["findings"] = [finding._asdict() for finding in self.findings]
-        # A value that is not known, or that there is none of, is null in the document.
+        # A value that is not known or does not exist is null in the document.
         description["ranks"] = self.ranks or None
         description["why_no_straggler"] = self.why_no_straggler or None
-        # So few iterations allow no interval.
+        # If there are too few iterations for intervals, these are null, too.
         if self.iterations < LEAST_ITERATIONS:
             for change in (*description["causes"], *description["remedies"]):
                 change["gain_interval_s"] = None
@@ -479,10 +480,11 @@ def share_beyond(n: int) -> float:
 
     Notes
     -----
-    Quantiles of bootstrap samples make intervals of few values too narrow: the samples
-    scatter by sqrt((n - 1) / n) of what they should, and the quantile of a normal
-    distribution stands for that of Student's t. Both are corrected by the *expanded
-    percentile interval* [1]_. For n iterations and the nominal coverage c, the share is
+    Quantiles of bootstrap samples make intervals of few values too narrow, for two reasons.
+    The samples scatter by only sqrt((n - 1) / n) of what they should. And their quantiles are
+    about those of a normal distribution, where those of Student's t would be right. Both are
+    corrected by the *expanded percentile interval* [1]_. For n iterations and the nominal
+    coverage c, the share is
 
         Phi(-sqrt(n / (n - 1)) * t),
 
@@ -618,11 +620,11 @@ def _causes_of_all_ranks(
     for name, removal in _removals(training, cost).items():
         gains_s = compared.gains_s(removal(training.schedule))
         # The interval of a gain that rests on a fitted cost allows for the uncertainty of
-        # the fit. It is made from the gains by the costs that are fitted to bootstrap
-        # samples of the iterations. They are None if the cost was not fitted but given.
+        # the fit. It is made from ``by_sample_s``, the gains by the costs that are fitted to
+        # bootstrap samples of the iterations. There are none if the cost was given.
         by_sample_s = None
         if costs and name in REST_ON_COST:
-            # Returns what iterations gain without this cause, for a given cost.
+            # This function returns what iterations gain without this cause, for a given cost.
             gains_by_cost = partial(_gains_without_s, training, compared, name)
             by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
         if gains_s.any() or name in ALWAYS_LISTED:
@@ -676,7 +678,8 @@ def _refuse_large_lags(compared: Comparison) -> None:
     A lag is the time from the end of a message until a rank that waits for it goes on. The
     replay copies the lags from the trace, with everything between ranks that it does not
     model. So it reproduces an iteration even where its model is wrong, and a small error of
-    the replay does not show that the model is right. Large lags show that it leaves much out.
+    the replay does not show that the model is right. Large lags show that the model leaves much
+    out.
     """
     if compared.lag_share > MOST_LAG:
         raise UserError(
@@ -714,8 +717,8 @@ def _findings(
     yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
-    # Ranks see the end of a message at different times. The lag of a rank is how much later
-    # than the end it sees it. `lag_share` is by how much an iteration that is replayed without
+    # Ranks see the end of a message at different times. The lag of a rank is the time from the
+    # end until the rank sees it. `lag_share` is by how much an iteration that is replayed without
     # lags differs from one with them. Every cause is removed from a replay that keeps the
     # lags, so that no cause contains them.
     if compared.lag_share > LARGE_LAG:
@@ -888,11 +891,10 @@ def without_delay(schedule: Schedule, rank: int, phases: Sequence[str]) -> Sched
     Notes
     -----
     Between two instants at which ranks wait for each other, the phases may take this rank
-    longer in total than the other ranks, by their median. This excess is taken off
-    those segments in which the rank is slower than the median of the others. Each of them
-    loses the same share of the difference. To cut every such segment to the median of the
-    others would remove more than the delay, because chance alone makes any rank slower in
-    some segments.
+    longer in total than the median of the other ranks. The excess is taken off those segments
+    in which the rank is slower than the median of the others, from each by the same share of
+    its difference from that median. To cut every such segment to the median would remove more
+    than the delay, because chance alone makes any rank slower in some segments.
     """
     others = np.arange(schedule.n_ranks) != rank
     in_phases = np.isin([segment.phase for segment in schedule.segments], phases)
@@ -944,7 +946,7 @@ def without_delays(schedule: Schedule) -> Schedule:
     # of segments between two waits is shortened by itself. The first stretch of a round has
     # the segments behind the last wait of an iteration, and those that begin the next one.
     for stretch in _stretches(schedule):
-        # Each phase has a quickest rank of its own, which is a choice.
+        # By choice, each phase is compared with the rank that is quickest in this phase.
         for phase in PHASES:
             chosen = stretch & (phase_of_segment == phase)
             shorter_s[:, :, chosen] = _as_quick_as_quickest_s(rounds_s[:, :, chosen])
@@ -967,8 +969,8 @@ def _as_quick_as_quickest_s(work_s: Floats) -> Floats:
     rounds = np.arange(len(work_s))
     quickest_s = work_s[rounds, totals_s.argmin(axis=1)]
     for rank in range(work_s.shape[1]):
-        # The total is the sum of `other_s` here. It is passed because `without_delay` passes
-        # medians, whose sum is not the median of the totals.
+        # Here the total is the sum of `other_s`. It is an argument because `without_delay`
+        # passes medians, whose sum is not the median of the totals.
         shorter_s[:, rank] = _without_excess_s(
             own_s=work_s[:, rank],
             other_s=quickest_s,
@@ -1186,12 +1188,12 @@ def _causes_by_rank(
     """
     schedule = training.schedule
     medians_s = np.median(gains_by_rank_s, axis=1)
-    # The ranks by their gains, the largest first. Each one costs a replay for each phase, so
+    # The ranks by their gains, the largest first. Each rank takes a replay for each phase, so
     # only the first ones are tried.
     order = np.argsort(-medians_s)
     causes = []
     for rank in order[:MOST_RANKS_TRIED].tolist():
-        # All further ranks cost even less.
+        # If this rank costs hardly anything, neither do those after it, which cost no more.
         if medians_s[rank] <= LEAST_LISTED * compared.iteration_s:
             break
         # The phase of the rank is the one without whose delay the most is gained.
@@ -1216,7 +1218,7 @@ def _straggler(
     of the interval of its gain. If its delay costs much and it is no straggler, the second result
     says which of these conditions it does not meet. Otherwise the second result is empty.
     """
-    # Without causes, no rank costs anything.
+    # If there is no cause, or if even the first one is small, no rank costs much.
     if not causes or causes[0].gain_share <= LEAST_SHARE:
         return None, ""
     slowest = causes[0]
@@ -1253,8 +1255,8 @@ def _straggler(
     # The third condition: even the lower end of the interval of the delay is large.
     lower_s, _ = slowest.gain_interval_s
     if lower_s <= least_s and n_judged < LEAST_ITERATIONS:
-        # From so few iterations no interval is given. Its lower end would be the smallest gain
-        # of a single iteration.
+        # No interval is shown for so few iterations. ``lower_s`` is then the smallest gain of a
+        # single iteration, and the text calls it so.
         return None, (
             f"rank {first} may be late, but its delay costs only {format_seconds(lower_s)} in "
             f"one iteration, and that of a straggler costs more than {format_seconds(least_s)} "
@@ -1277,14 +1279,14 @@ def _advice_to_judge(late: np.ndarray) -> str:
     iterations", and so begins with its full stop. ``late`` has the numbers of the iterations in
     which the rank is late.
     """
-    # From fewer iterations, no rank is called a straggler.
+    # If only these few iterations were judged, no rank would be called a straggler.
     if len(late) < LEAST_JUDGED:
         return ""
     which = "its late iterations"
     if len(late) > MOST_NUMBERS:
         which = f"the first {MOST_NUMBERS} of these iterations"
     numbers = ",".join(map(str, late[:MOST_NUMBERS]))
-    # These iterations were chosen by the lateness that they then show.
+    # Any rank looks slow in iterations that are chosen because it was late in them.
     return (
         f". To see what {which} cost (chosen in this way, iterations make any rank look slow), "
         f"give --iterations {numbers}"
@@ -1535,8 +1537,9 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if costs is None:
         return
-    # Returns what iterations gain if messages have a given cost. The interval of the remedy is
-    # made from the gains by each cost that is fitted to a bootstrap sample of the iterations.
+    # This function returns what iterations gain if messages have a given cost. The interval of
+    # the remedy is made from the gains by each cost that is fitted to a bootstrap sample of the
+    # iterations.
     gains_by_cost = partial(_gains_of_link_s, training, compared)
     yield compared.remedy(
         "a link of twice the rate",
@@ -1604,9 +1607,9 @@ def _bucket_remedies(
     by_gain = sorted(medians_s, key=lambda setting: -medians_s[setting])
     for setting in by_gain[:MOST_BUCKETS]:
         if medians_s[setting] > 0:
-            # Returns what iterations gain if messages have a given cost. The interval of the
-            # remedy is made from the gains by each cost that is fitted to a bootstrap sample
-            # of the iterations.
+            # This function returns what iterations gain if messages have a given cost. The
+            # interval of the remedy is made from the gains by each cost that is fitted to a
+            # bootstrap sample of the iterations.
             gains_by_cost = partial(
                 _gains_of_plan_s, buckets, plans[setting], compared.judged
             )

@@ -50,12 +50,11 @@ class Comparison(NamedTuple):
     Attributes
     ----------
     table : DataFrame
-        A row for each form: the number of sizes that were held out of the fit
-        ("held_out_sizes"), the median and the largest absolute relative error at these
-        sizes ("median_error", "worst_error"), and the error by which "auto" compares
-        forms ("compared_error"), which is the median error, or a quarter of it for a form
-        that passes through every size. The errors are NaN if there are too few sizes to
-        hold one out.
+        A row for each form. "held_out_sizes" is the number of sizes that were held out of the
+        fit. "median_error" and "worst_error" are the median and the largest absolute relative
+        error at these sizes. "compared_error" is the error by which "auto" compares forms: the
+        median error, or a quarter of it for a form that passes through every size. The errors
+        are NaN if there are too few sizes to hold one out.
     fits : dict of str to Fit
         The fits by form. The chosen one has draws.
     chosen : str
@@ -120,8 +119,8 @@ def compare(
     names = tuple(dict.fromkeys([*SIMPLE_FIRST, *forms]))
     # The relative errors of each form at sizes that were held out of its fit.
     held_out = errors_by_form(names, sizes, seconds)
-    # Of the candidates of "auto", the straight line needs the fewest sizes. If they are too
-    # few for it, no form has errors at held-out sizes.
+    # Of the candidates of "auto", the straight line needs the fewest sizes. If there are too few
+    # for the line, none of these candidates has errors at held-out sizes.
     needed = least_sizes_to_hold_out(AlphaBeta.form)
     n_sizes = np.unique(np.asarray(sizes)).size
     if n_sizes < needed:
@@ -130,7 +129,7 @@ def compare(
             f"takes at least {needed} different sizes, and here are {n_sizes}: measure more "
             "sizes, or fit a single form"
         )
-    # The other forms are shown, but "auto" does not choose them.
+    # Further forms are compared in the table, but "auto" does not choose among them.
     automatic = {form: held_out[form] for form in SIMPLE_FIRST if form in held_out}
     chosen, why = chosen_because(automatic)
     fits = {}
@@ -141,8 +140,8 @@ def compare(
                 form,
                 sizes,
                 seconds,
-                # Draws are costs that show how uncertain the fitted one is. The others are
-                # compared without them.
+                # Draws are costs that show how uncertain the fitted one is. Only the chosen form
+                # needs them.
                 draws=DRAWS if form == chosen else 0,
                 collective=collective,
                 workers=workers,
@@ -299,8 +298,8 @@ class Measured(NamedTuple):
                 f"the cost's fit states {shown(tuple(measured))}: "
                 "must be two sizes above zero and a name of devices: fit the cost again"
             )
-        # A table has the measured sizes itself. What its fit states of devices is kept: a
-        # fit may state them without sizes.
+        # If the fit of a table states no sizes, the table itself has them. Its fit may still
+        # state the devices, which are kept.
         if measured.from_bytes is None and isinstance(cost, Table):
             return cls.of(cost.bytes)._replace(devices=measured.devices)
         return measured
@@ -720,8 +719,8 @@ def doubts(device: str, measured: Measured, n_bytes: ArrayLike) -> Iterator[str]
     outside = _not_measured(measured, sizes)
     if outside.size:
         sent = _format_range(outside.min(), outside.max())
-        # The text has one size, and not "... to ...", if the smallest and the largest size
-        # look alike. The size of several messages could be taken for their sum.
+        # If the smallest and the largest size look alike, the text has one size and no " to ".
+        # Without "each", the size of several messages could be taken for their sum.
         has_one_size = " to " not in sent
         if outside.size > 1 and has_one_size:
             sent = f"{sent} each"

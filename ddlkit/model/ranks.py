@@ -165,8 +165,8 @@ def training_of(
         startups_s = np.minimum(startup_s, taken_s)
     # Contention is the time by which messages slow operators down.
     contention_s, unknown_contention = _contention_s(usable, segments, taken_s)
-    # Copies and contention are separate parts of the work of a segment, so that both together
-    # are no more than this work.
+    # Copies and contention are separate parts of the work of a segment. So both together are
+    # limited to this work.
     copies_s = np.minimum(copies_s, work_s)
     contention_s = np.minimum(contention_s, work_s - copies_s)
     messages = usable[0].iterations[0].messages
@@ -220,9 +220,9 @@ def with_startup(training: TracedTraining, startup_s: float) -> TracedTraining:
         return replace(training, schedule=replace(schedule, startup_s=startups_s))
     # The clocks of ranks differ, so all instants are converted to the clock of the first rank.
     one_clock = _InOneClock.of(training.traces)
-    # How long each message took from when the last rank had posted it, shape (I, K).
+    # How long each message took once all ranks had posted it, shape (I, K).
     taken_s = _taken_s(training.traces)
-    # A message ends this long after the last rank has posted it.
+    # A message ends this long after it could start on the last rank.
     ends_s = one_clock.ends_of_messages_s(taken_s)
     # ``one_clock.ready_s`` is when the last rank posted each message. From these instants and the
     # ends follows how long each message would take if no other one shared the link with it.
@@ -340,8 +340,8 @@ def _raise_same_rank(first: RankTrace, second: RankTrace) -> NoReturn:
 def _refuse_missing_ranks(traces: Sequence[RankTrace]) -> None:
     """Raise UserError if a rank of the training has no trace. No two traces are of one rank."""
     given = {trace.rank for trace in traces}
-    # Most traces say how many ranks there were, and the others have 0 for it. In any
-    # case there were as many as the largest number of a rank says, counted from 0.
+    # Most traces say how many ranks there were, and the others have 0 for it. In any case there
+    # were more than the largest number of a rank, because ranks are counted from 0.
     expected = max([trace.ranks for trace in traces] + [max(given) + 1])
     # At most eight missing ranks are named. They are among the first ``len(given) + 8`` numbers,
     # of which at most ``len(given)`` have a trace. Further numbers are not tried, because a
@@ -521,8 +521,8 @@ def _refuse_other_numbers(
 
     ``iteration`` is one of ``trace``, and ``of_first`` is the same iteration on the first
     rank. NCCL numbers the messages of a process group alike on all ranks. Equal sizes
-    can hide that one rank is a message behind. Gloo writes no numbers, which are -1
-    then.
+    can hide that one rank is a message behind. Gloo writes no numbers, for which -1
+    stands.
     """
     pairs = zip(iteration.messages, of_first.messages, strict=True)
     for k, (own, first) in enumerate(pairs):
@@ -549,10 +549,10 @@ def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
     A segment is a stretch of work. At its end, the rank posts a message, waits for one, or does
-    nothing, which is a mark: the work behind it is of another kind. A mark ends each phase, and
-    another one ends the compute of backward. Behind this compute, a rank waits for the messages of
-    backward. It waits for any other message as soon as it has posted it. If several of these are
-    posted together, it first posts them all.
+    neither. Such an end is called a mark, and the work behind it is of another kind. A mark ends
+    each phase, and another one ends the compute of backward. Behind this compute, a rank waits for
+    the messages of backward. For any other message, a rank waits as soon as the message is posted.
+    If several of these are posted together, the rank first posts them all.
     """
     # All iterations of all ranks have the same messages, so those of one iteration are taken.
     # `_waited_at_once` finds out from all iterations which messages are posted together.
@@ -678,7 +678,7 @@ def _work_of_iteration_s(
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
-        # The next segment begins when the message has ended.
+        # If the rank then waits for a message, the next segment begins when this has ended.
         if segment.action == WAIT:
             now_s = max(now_s, iteration.messages[segment.message].ended_s)
     return work_s, copies_s
@@ -688,7 +688,7 @@ def _only_copies_back(segment: Segment, end_s: float, iteration: RankIteration) 
     """Return whether all work of a segment copies gradients out of buckets.
 
     ``end_s`` is when the rank ends this work. One segment of backward ends with the compute
-    of backward. In those behind it, the rank waits and copies, and does nothing else. The
+    of backward. In the segments of backward behind it, the rank only waits and copies. The
     result is False for all segments if the trace has no copies out of buckets.
     """
     is_behind_compute = segment.phase == "backward" and end_s > iteration.backward_end_s
@@ -704,7 +704,7 @@ def _ends_of_segments_s(
 
     ``copied_until_s`` says when the bucket of each message has been copied back, and is the
     start of the iteration for a message without a copy. A rank begins to wait for a message
-    of backward when it has copied the bucket before. An end that lies before the end of the
+    of backward when it has copied the previous bucket. An end that lies before the end of the
     previous segment, such as the start of the iteration, stands for no work.
     """
     # When the marks of each phase are, in their order. Backward has two marks: the end of
@@ -759,7 +759,7 @@ def _copies_by_message(iteration: RankIteration) -> dict[int, list[Copy]]:
         if not message.in_backward:
             continue
         sent += message.elements
-        # All copies that fit into the elements sent so far are of this message.
+        # The next copies belong to this message as long as they fit into the elements sent so far.
         while remaining and copied + remaining[0].elements <= sent:
             copy = remaining.pop(0)
             copied += copy.elements
@@ -891,7 +891,7 @@ class _InOneClock(NamedTuple):
 
         An iteration lasts from the start of the last rank that starts it to the end of the
         last rank that ends it. A rank that is late in its update ends that iteration late
-        and starts the next one late, so that its delay counts in the former alone.
+        and starts the next one late, so that its delay counts only in the iteration of the update.
         """
         last_start_s = self.iteration_starts_s.max(axis=1)
         last_end_s = self.iteration_ends_s.max(axis=1)
@@ -1014,8 +1014,8 @@ def _contention_s(
         all_s += run.duration_s
         # Operators with the same number ``alike`` compute the same from the same shapes.
         slowdown = slowdowns.get((run.rank, run.alike))
-        # The slowdown is not known of operators that ran too few times during messages, or
-        # too few times without one.
+        # The slowdown is None if such operators ran too few times during messages, or too few
+        # times without one.
         if slowdown is None:
             continue
         known_s += run.duration_s
@@ -1124,7 +1124,7 @@ def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
     (`_Run.alike`). Operators that ran too few times during messages or without are left
     out.
     """
-    # By rank, by number of the operator, and by whether a message was under way.
+    # A key is the rank, the number of the operator, and whether a message was under way.
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
         durations_s[run.rank, run.alike, run.is_during_message].append(run.duration_s)

@@ -43,7 +43,7 @@ COMMUNICATION_BOUND = "communication-bound"
 NOT_KNOWN = "not known"
 
 HIDDEN_SHARE = 0.05
-"""Messages count as hidden if they lengthen a step by less than this share of it."""
+"""Messages count as hidden if they lengthen a step by no more than this share of it."""
 LEAST_SCATTER = 0.02
 """Jobs count as different only if their steps differ by more than this share."""
 LEAST_WEAK_STEP = 0.8
@@ -93,8 +93,8 @@ class Count:
     step_s : float
         The step in seconds: the median over jobs of a job's mean step, or the prediction.
     interval_s : pair of float or None
-        The fastest and the slowest job, None if there was one job, or the nominal 90% interval of a
-        prediction.
+        If the step was measured, the steps of the fastest and the slowest job, or None if there was
+        one job. Otherwise the nominal 90% interval of the prediction.
     scaling_factor : float
         The step on the smallest measured count over this one.
     scaling_factor_interval : pair of float or None
@@ -169,14 +169,15 @@ class Explained:
         known.
     messages_at_most_s : float or None
         How much messages explain at most: the time of NCCL's kernels in a step if that was
-        measured, or else the time that messages add to a step on a bad day.
+        measured, or else the time that messages add to a step on a bad day. None if neither is
+        known.
     kernels_s : float or None
         The measured time of NCCL's kernels in a step, in seconds. None without sums of kernels.
     scatter_s : float or None
         How much of the loss the scatter of single ranks would explain at most. If every rank drew
         its step from the single steps of the smallest count, the slowest of all ranks would
         take longer than the mean by this time. If that count has several GPUs, they draw one
-        step together. It is at most ``loss_s``. None without single steps.
+        step together. ``scatter_s`` is at most ``loss_s``. None without single steps.
     unexplained_s : float
         The loss that neither messages at most nor scatter explain: waiting, or input.
     """
@@ -400,8 +401,9 @@ def scale(
     anchor, the count on several nodes with the most GPUs. A count below the anchor that was not
     measured is interpolated between its measured neighbours.
 
-    If rows are single steps, the launch is left out: the first step of each job, unless its number
-    says that the recording began later. So are slow steps soon after the launch.
+    If rows are single steps, the first step of each job is left out, because it includes the launch
+    of the training. It is kept if its number says that the recording began later. Slow steps soon
+    after the launch are left out as well.
 
     Examples
     --------
@@ -449,13 +451,13 @@ def scale(
         most_nodes = max(count.nodes for count in counts)
         costs = _costs_of(collectives, anchor.gpus_per_node, most_nodes, workload)
         findings += _on_tables(costs, workload)
-        # The tables may end below the largest message of the training.
+        # Tables that end below the largest message of the training are continued to its size.
         if workload is not None:
             costs = costs.continued_to(_largest_bucket_bytes(workload))
     # Counts also get the steps that they would have if nothing but messages lengthened them.
     counts = [_with_messages(count, smallest, workload, costs) for count in counts]
     findings += _on_messages_that_do_not_fit(counts, _scatter_of_jobs(measured))
-    # The new object of the anchor has these steps as well, which are needed below.
+    # What follows needs these steps of the anchor, which only the new object of this count has.
     anchor = _anchor([count for count in counts if count.measured])
 
     # The time of NCCL's kernels in a step. Warnings about it, and how it compares with the tables,
@@ -502,7 +504,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     # The launch is the slow first step of a job. The new column ``is_one_step`` tells rows of
     # single steps from mean steps of a job.
     steps = _without_launches(steps, findings)
-    # One object for each job, and below one for all jobs with the same GPUs and nodes.
+    # These are single jobs. Jobs with the same GPUs and nodes are put together below.
     all_jobs = _each_job(steps)
     # Of two jobs with the same times to the last digit, one is probably a copy. A job whose times
     # are far from all others probably has another unit than seconds, such as ms.
@@ -514,7 +516,7 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     jobs = []
     for (gpus, nodes), jobs_of_count in sorted(by_count.items()):
         means_s = tuple(job.mean_s for job in jobs_of_count)
-        # The only row of a job is its mean step, and is no single step.
+        # A job with only one row has its mean step there, and no single steps.
         single_s = [job.steps_s for job in jobs_of_count if job.has_single_steps]
         jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
     return jobs
@@ -778,7 +780,7 @@ def _samples_per_gpu(steps: DataFrame) -> tuple[Any, str]:
     # The most frequent number of samples on each measured number of GPUs and nodes, so that a
     # few odd steps do not matter.
     usual = _usual_samples(steps, samples)
-    # There is one distinct number, so it is the same everywhere.
+    # If there is only one distinct number, it is the same everywhere.
     if usual.nunique() == 1:
         return samples, (
             "the column samples is taken as the samples of one GPU, because it is the same on "
@@ -887,7 +889,7 @@ def _nodes(number: int) -> str:
 
 def _digits(seconds: float) -> int:
     """Return how many digits a time has, without zeros at its beginning and end."""
-    # Format "g" would write short times with an exponent, whose digits are none of the time's.
+    # Format "e" always writes an exponent. It is cut off, as its digits are none of the time.
     mantissa, _, _ = f"{seconds:.14e}".partition("e")
     return len(mantissa.replace(".", "").strip("0"))
 
@@ -1037,8 +1039,8 @@ def _refuse_missing_counts(measured: Sequence[Count]) -> None:
         )
     fewest_nodes = min(count.nodes for count in measured)
     if fewest_nodes > 1:
-        # The loss is how much longer a step is than on the smallest count on one node. A step on
-        # several nodes has a loss already, which would be missed if it took the place of that step.
+        # The loss is how much longer a step is than on one node. A step on several nodes has such a
+        # loss itself, which would be missed if losses were counted from that step.
         raise UserError(
             f"all steps were measured on {_nodes(fewest_nodes)} or more: add steps measured on "
             "one GPU or one node"
@@ -1130,7 +1132,7 @@ def _on_gpus_per_node(measured: Sequence[Count], anchor: Count) -> list[Finding]
 
 
 def _on_software(steps: DataFrame, collectives: DataFrame | None) -> list[Finding]:
-    """Return findings if versions of NCCL or settings cannot be compared, as they are not stated.
+    """Return findings if versions of NCCL or settings are not stated and so cannot be compared.
 
     Raises UserError if the stated versions or settings differ among the steps, among the tables of
     collectives, or between steps and tables.
@@ -1151,7 +1153,7 @@ def _on_software_column(
     Without tables, there is nothing to compare. Raises UserError if the steps state several values,
     if the tables do, or if the steps state another value than the tables.
     """
-    # The values as they are stated, for errors, and without suffixes of versions, to compare them.
+    # Errors name the values as they are stated. They are compared without suffixes of versions.
     of_steps = facts_of(steps, column)
     distinct_in_steps = _comparable(of_steps, column)
     if len(distinct_in_steps) > 1:
@@ -1308,9 +1310,9 @@ def _neighbours(
     """Return the nearest smaller and larger measured counts of some GPUs and nodes.
 
     A smaller count has no more GPUs and no more nodes, and a larger one at least as many of both.
-    Either is None if there is no such count. The anchor is the count on several nodes with the most
-    GPUs. Steps on more nodes than the anchor has are predicted from it. So for these the smaller
-    count is the anchor, and the larger one is None.
+    Either is None if there is no such count. For more nodes than the anchor has, the smaller count
+    is the anchor and the larger one is None, because these steps are predicted from the anchor. The
+    anchor is the count on several nodes with the most GPUs.
     """
     anchor = _anchor(measured)
     if nodes > anchor.nodes:
@@ -1364,8 +1366,8 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     if not any(count.nodes > 1 for count in smaller):
         return None
     # A step is predicted from the largest count on several nodes and from the smallest count on one
-    # node. The count that is held out has several nodes, so it is never the latter, which can be
-    # taken from all measured counts.
+    # node. The smallest count on one node can be taken from all measured counts, because the count
+    # that is held out has several nodes.
     smaller_anchor = _anchor(smaller)
     ratio = held_out.nodes / smaller_anchor.nodes
     smallest_s = _smallest(measured).step_s
@@ -1480,7 +1482,7 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
         f"below {bucket} of {units.format_bytes(largest_bytes)}"
     )
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
-    # So far beyond the table, continued times would be too wrong.
+    # If times were continued so far beyond the table, they would be too wrong.
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
     # A table is continued only to predict the messages of known gradients, along the line through
     # its two largest sizes. At 8 times the largest size, the times of published tables differ from
@@ -1626,7 +1628,7 @@ def _kernels_s(
             f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
             "Python)"
         )
-    # Here the user said in how many steps they ran, and may be right.
+    # If the user said in how many steps they ran, this number may be right.
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
         findings.append(Finding("warning", text=text))
@@ -2019,8 +2021,8 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
 
     A count is a number of GPUs on a number of nodes, and a job is one run of the training. The
     scaling factor of ``asked`` compares with the smallest count, and ``scatter`` is the share by
-    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. It is
-    empty if nothing was added to the step that one job measured.
+    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The result
+    is empty if nothing was added to the step that one job measured.
     """
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
@@ -2030,7 +2032,7 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
     )
     # One job measured the smallest count. If several jobs measured ``asked``, its range has these
     # jobs alone. So the range of the smallest count is widened for another job, by SINGLE_JOB_SHARE
-    # unless ``scatter`` is larger. The larger scatter has the words of the next case.
+    # unless ``scatter`` is larger. The next case describes a larger scatter.
     if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
         return f"{another_job} {SINGLE_JOB_SHARE:.0%}"
     # In all other cases, it is widened by ``scatter``, if jobs were seen to differ.
@@ -2062,7 +2064,7 @@ def _where(count: Count, other: Count) -> str:
 def _missing_for_messages(costs: Any, workload: Any) -> str:
     """Return what to give so that it is known whether messages explain the lost time.
 
-    That is the time by which a step is longer than on the smallest count. ``costs`` and
+    The lost time is by how much a step is longer than on the smallest count. ``costs`` and
     ``workload`` are None if the user has not given them. Both are needed to predict by how much
     messages lengthen a step. Instead of both, the measured times of NCCL's kernels (--kernels) will
     do, because messages lengthen a step by at most these times.
@@ -2286,8 +2288,8 @@ def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
     The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
-    such number lies between the two. A smaller number of nodes would be cheaper to measure. Not to
-    propose one is a choice for which nothing was measured.
+    such number lies between the two. Fewer nodes would be cheaper to measure. No measurement shows
+    that the number halfway is the better choice.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.
@@ -2309,8 +2311,8 @@ def _on_fixed_batch(
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # A doubt says that the smallest count is slower than some larger one by more than jobs scatter.
-    # That one need not be the anchor, which the warning names, so the anchor is compared as well.
+    # If the smallest count is doubted, it is slower than some larger one by more than jobs scatter.
+    # The warning names the anchor, which need not be this larger count, so it is compared as well.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []

@@ -497,8 +497,8 @@ def _runs(profile: LayerProfile, unit_of_tensor: Sequence[int]) -> tuple[Run, ..
     """Return the runs of neighbouring tensors that belong to one unit."""
     runs = []
     rows = zip(unit_of_tensor, profile.forward_s, profile.backward_s, strict=True)
-    # Rows that follow one another and have the same unit, which comes first in them,
-    # are one group of `groupby`. A run adds up their times.
+    # `groupby` makes one group of successive rows that begin with the same unit. A run adds up
+    # the times of these rows.
     for unit, rows_of_run in groupby(rows, key=itemgetter(0)):
         times = [(forward_s, backward_s) for _, forward_s, backward_s in rows_of_run]
         forward_s, backward_s = np.sum(times, axis=0).tolist()
@@ -707,8 +707,7 @@ def _common_factors(common_error: float | Floats, draws: int) -> Floats:
     measured over predicted time. An array of shape (draws, 1) has the error in each draw.
     A number is the standard deviation of normal errors.
     """
-    # The quantiles of `_normal_scores` are at fractions of the number of draws, which must
-    # not be 0.
+    # If there are no draws, there are no factors. `_normal_scores` would divide by 0.
     if not draws:
         return np.ones((0, 1))
     log_errors = common_error
@@ -781,7 +780,8 @@ def _message_times(
             times_s -= _times_of_one_element_s(costs)
         # The noise, where it is known, is the random scatter of single messages and the
         # drift that all messages of a session of measurements share. The time of one element
-        # is not multiplied: the measured iterations contain it with its own scatter.
+        # that was subtracted is not multiplied by it, because the measured iterations contain
+        # this time with its own scatter.
         factors: Floats | float = 1.0
         if draws and communication.noise:
             # A row for each draw, and a column for each of these messages.
@@ -811,8 +811,9 @@ def _normal_scores(draws: int) -> Floats:
     # `scipy.stats` has the same function, but takes three times as long to import.
     from scipy.special import ndtri as normal_quantile
 
-    # Quantiles spread as the distribution does. A few random numbers may spread less. In
-    # random order, they do not depend on the other quantities of the draws.
+    # Evenly spaced quantiles spread as the distribution does, even if they are few, while a few
+    # random numbers may spread less. Their random order makes them independent of the other
+    # quantities of the draws.
     order = np.random.default_rng(1).permutation(draws)
     # The half keeps the probabilities above 0 and below 1, where quantiles are
     # infinite.
