@@ -230,7 +230,7 @@ class Advice:
         # end them at the same gradients.
         option_by_buckets: dict[tuple[tuple[int, ...], ...], Option] = {}
         for name in names:
-            # Where messages and compute slow each other down, plans allow for it.
+            # If messages and compute slow each other down, the plan "search" allows for it.
             plan = plan_with_contention(name, work, messages)
             buckets = (plan.ends, plan.order)
             if buckets not in option_by_buckets:
@@ -282,8 +282,8 @@ class Advice:
         """
         default = self.options[DEFAULT]
         # ``long_run_s`` has random draws of the mean of many iterations, and draw b of both
-        # options has the same cost and contention. So each draw gives a gain. A rounding
-        # error below 0 would count as slower.
+        # options has the same cost and contention. So each draw gives a gain. Rounding errors
+        # become 0, because one below 0 would count as slower.
         gain_draws = _without_rounding_errors(
             1 - option.long_run_s / default.long_run_s
         )
@@ -352,7 +352,7 @@ class Advice:
         """
         predicted = self.options[DEFAULT].iteration.prediction
         seconds = self._seconds_by_cause()
-        # Even without any communication, the gain would not be worth a change.
+        # If so little communication is exposed, even its removal would not be worth a change.
         if predicted.exposed_communication_s < WORTH * predicted.iteration_s:
             return "compute", seconds
         limit = max(seconds, key=lambda cause: seconds[cause])
@@ -419,7 +419,7 @@ class Advice:
             # Selections of gradients count as compute.
             "no communication at all": 1 - default.iteration.prediction.scaling_factor,
         }
-        # Selected gradients are modelled in fp32 alone.
+        # If gradients are selected, they are modelled in fp32 alone, and not in half the bytes.
         if self.communication.cost.selects:
             del gains[HALF_THE_BYTES]
         return {
@@ -607,11 +607,11 @@ def _option(
         The times of successive iterations of one worker, each divided by their median.
     """
     # `paired_scatter` has factors about 1 as `scatter` does, but without slow changes of
-    # compute. Iterations of two plans that are measured in turn share most of such a change,
-    # because they follow each other at once. So do successive iterations here, and their
-    # differences show what is not shared. The difference of two independent times scatters
-    # more than one time, by the square root of two, and is divided by it. To show scatter,
-    # it takes two differences, and so three times. Steady compute has a single factor of 1.
+    # compute. Two plans are measured in turn, so that their iterations follow each other at once
+    # and share most of such a change. Successive iterations in `scatter` share it, too, and their
+    # differences are free of it. Each difference is divided by the square root of two, because
+    # the difference of two independent times scatters by this factor more than one time. At
+    # least two differences are needed, and so three times. Steady compute has a single one.
     if len(scatter) >= 3:
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
     else:

@@ -288,8 +288,8 @@ class Calibration:
         messages = self.between(
             case.link, case.workers, case.collective, case.in_flight
         )
-        # If the case is a replay, it sleeps for its compute times, and messages do not slow it down.
-        # Only real training has a contention.
+        # Only real training has a contention. A replay sleeps for its compute times, which messages
+        # do not lengthen.
         if case.kind == TRAINING:
             slowdown_key = (case.network, case.batch, case.workers, case.link)
             # None stands for a contention that was not measured.

@@ -305,7 +305,7 @@ def _bucket_s(rows: pd.DataFrame) -> float:
     iterations_s = rows[rows["beside"] == BUCKETS].pivot_table(
         values="seconds", index="messages", columns="repeat", aggfunc="sum"
     )
-    # The cost of a bucket takes two numbers of buckets to tell.
+    # If fewer than two numbers of buckets were timed, the cost of a bucket is not known.
     if len(iterations_s) < 2:
         return 0.0
     # The index is sorted by the number of buckets. Each column is a round.

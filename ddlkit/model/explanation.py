@@ -177,7 +177,7 @@ class Explanation:
     ----------
     iteration_s, replay_s : float
         The median iteration, as measured and as replayed, in seconds. An iteration
-        begins when the last rank has ended the one before, and ends with its own last rank.
+        lasts from when all ranks have ended the one before until all ranks have ended it.
     replay_without_lags_s : float
         The median iteration, replayed as if all ranks saw the end of a message at
         once, in seconds. It is the stricter test of the replay, because ``replay_s`` takes

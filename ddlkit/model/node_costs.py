@@ -66,7 +66,7 @@ class NodeTable:
             is appended, with a time that is extrapolated along the line through the two largest
             sizes.
         """
-        # No line can be drawn through a single size.
+        # A table of a single size is returned as well, because no line can be drawn through it.
         if self.sizes[-1] >= n_bytes or len(self.sizes) < 2:
             return self
         # Beyond its largest size, this cost extrapolates.
@@ -232,7 +232,8 @@ class NodeCosts:
         Returns
         -------
         bool
-            A prediction needs a table of several nodes with as many GPUs on each. One node is never
+            True if these nodes and GPUs were measured, or if their cost can be predicted, for which
+            a table of several nodes with as many GPUs on each is needed. One node is never
             predicted, because its GPUs do not use the network.
         """
         if self.measured(collective, nodes, ranks) is not None:

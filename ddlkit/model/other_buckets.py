@@ -201,7 +201,7 @@ def costed_messages_s(
     -----
     The cost of messages has two parts: their start-ups, and the time of their bytes. In a
     training, messages can take longer or shorter than their cost. In each iteration, the part
-    that is larger for the traced messages is multiplied by a factor, with which their cost is
+    that is larger for the traced messages is multiplied by a factor, so that their cost becomes
     the time that they took together. The other part stays. The same factor then multiplies this
     part of the new messages. That the larger part takes the whole difference is a choice, not
     measured. The time that messages took together is known better than the time of each,
@@ -245,7 +245,7 @@ def _startups_s(traced: Schedule, message_s: Floats) -> Floats | None:
     """Return the start-ups of new messages, shape (I, number of messages), in seconds.
 
     ``message_s`` is how long these messages take, and ``traced`` is the schedule of the trace.
-    The result is None if its messages have no start-ups.
+    The result is None if the traced messages have no start-ups.
     """
     if not traced.startups_s.any():
         return None

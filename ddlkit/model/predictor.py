@@ -355,7 +355,7 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
         iteration.group_bytes
     )
     # A contention states 0 seconds per byte if copies were not timed with it. The time that
-    # the iteration has then stays. Its ``bucket_s`` is known from a contention only.
+    # the iteration has then stays. What a bucket costs is known from a contention only.
     copy_s_per_byte = contention.copy_s_per_byte or iteration.copy_s_per_byte
     link = replace(
         iteration.link,
@@ -518,8 +518,8 @@ def workload_of_case(
             f"case {case.key}: its layer profile {profile} is missing: "
             "add the recording that has it"
         )
-    # The slowest rank decides, because messages wait for all ranks. Both are factors on
-    # compute times: the dilation for all ranks, and the straggler's for one of them.
+    # The slowest rank decides, because messages wait for all ranks. The dilation multiplies the
+    # compute times of all ranks, and the straggler's factor those of one rank as well.
     slowest_factor = case.dilation * case.straggler
     profiled = workloads[case.profile_sha256]
     workload = profiled.scaled(slowest_factor).accumulated(case.accumulate)
