@@ -385,10 +385,11 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
     from pandas import DataFrame
 
     specs_of_user = _specs_of_user(arguments.units)
-    rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES)
+    warnings: list[str] = []
+    rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES, warnings=warnings)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
-        show({"ranked": rows}, as_json=True)
+        show({"ranked": rows, "warnings": warnings}, as_json=True)
         return
     # These are the same in every row, and would only widen the table.
     same_for_all = [

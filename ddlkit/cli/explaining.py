@@ -345,20 +345,29 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
 
     ``waterfall`` has the name of each removed cause, and the seconds of the iteration without
     it and all causes before it. Its first entry is the iteration with all causes. Removals
-    after which the printed time stays the same are left out.
+    after which the printed time stays the same share a step with the next one that changes it.
     """
     steps = []
     (_, iteration_s), *removals = waterfall
     last_printed = _ms(iteration_s)
-    for name, seconds in removals:
+    # The causes that were removed since the last step.
+    names: list[str] = []
+    for cause, seconds in removals:
+        names.append(_NAMES_OF_CAUSES.get(cause, cause))
         if _ms(seconds) != last_printed:
             last_printed = _ms(seconds)
-            steps.append(f"{_NAMES_OF_CAUSES.get(name, name)} {last_printed}")
+            steps.append(f"{_all_of(names)} {last_printed}")
+            names = []
     # No removal changes the printed time.
     if not steps:
-        names = [_NAMES_OF_CAUSES.get(name, name) for name, _ in removals]
-        return f"still {last_printed} without {', '.join(names)}"
+        return f"still {last_printed} without {_all_of(names)}"
     return "without " + ", then ".join(steps)
+
+
+def _all_of(names: Sequence[str]) -> str:
+    """Return names as a list in words, such as "delays, copies and contention"."""
+    *firsts, last = names
+    return f"{', '.join(firsts)} and {last}" if firsts else last
 
 
 def _count(explanation: Any) -> str:

@@ -502,6 +502,9 @@ def _parts_with_cause(explained: Any) -> list[str]:
     at_most_s = explained.messages_at_most_s
     if at_most_s is not None:
         at_most = units.format_seconds(at_most_s)
+        # Without NCCL's kernels, the most that messages add is what they add on a bad day.
+        if explained.kernels_s is None:
+            at_most += " on a bad day"
         if at_most_s < explained.loss_s:
             parts.append(f"messages explain at most {at_most}")
         else:

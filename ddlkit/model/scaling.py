@@ -50,6 +50,10 @@ LEAST_WEAK_STEP = 0.8
 """With as many samples per GPU, no step is shorter than this share of one on fewer GPUs."""
 MOST_TIMES_OTHER_STEP = 100.0
 """Of jobs whose steps differ by more than this factor, one has another unit than seconds."""
+LITTLE_OF_LOSS = 0.1
+"""If messages explain less than this share of the lost time, a faster network does not help."""
+HALF_OF_LOSS = 0.5
+"""Messages that explain less than this share of the lost time are not its main cause."""
 SINGLE_JOB_SHARE = 0.03
 """A measured step may differ in another job by this share, if only one job measured it."""
 LAST_FIRST_STEP = 1
@@ -1580,8 +1584,10 @@ def _on_messages_that_do_not_fit(
         only_messages_s = count.only_messages_step_s
         if not count.measured or only_messages_s is None:
             continue
-        # The longest step that the count may have, as jobs scatter.
+        # The longest step that the count may have, as jobs scatter. Even if several jobs measured
+        # it and hardly differ, a prediction that is a little longer contradicts nothing.
         _, slowest_s = _likely_range_s(count, scatter)
+        slowest_s = max(slowest_s, (1 + SINGLE_JOB_SHARE) * count.step_s)
         if only_messages_s > slowest_s:
             predicted_too_long.append((count, only_messages_s))
     if not predicted_too_long:
@@ -2148,19 +2154,29 @@ def _on_messages(explained: Explained) -> Finding:
     # Both times as texts.
     at_most, loss = _in_one_unit(at_most_s, explained.loss_s)
     of_loss = f"of the {loss} that a step on {_gpus(explained.gpus)} loses"
+    # Without NCCL's kernels, the most that messages add is what they add on a bad day.
+    when = "" if explained.kernels_s is not None else " on a bad day"
     if share < 1:
-        facts = f"messages explain at most {at_most} {of_loss}"
+        facts = f"messages explain at most {at_most}{when} {of_loss}"
     else:
-        facts = f"messages, which add up to {at_most}, may explain all {of_loss}"
-    # Messages that explain less than half of the loss are not its main cause.
-    if share < 0.5:
+        facts = f"messages, which add up to {at_most}{when}, may explain all {of_loss}"
+    other_causes = (
+        "look for ranks that wait for their input or for one another: ddlkit explain finds them "
+        "in the traces of all ranks"
+    )
+    if share < LITTLE_OF_LOSS:
         text = (
-            f"does not help: a faster network or other buckets, because {facts}; look for ranks "
-            "that wait for their input or for one another: ddlkit explain finds them in the "
-            "traces of all ranks"
+            f"does not help: a faster network or other buckets, because {facts}; "
+            f"{other_causes}"
         )
         return Finding("does not help", text=text)
     text = f"may help: a faster network or other buckets, because {facts}"
+    # Messages that explain less than half of the loss are not its main cause.
+    if share < HALF_OF_LOSS:
+        text = (
+            f"helps at most in part: a faster network or other buckets, because {facts}; "
+            f"{other_causes}"
+        )
     # This kind of finding stands for what helps and for what may help.
     return Finding("helps", text=text)
 
