@@ -720,10 +720,12 @@ def _result_and_advice(
         "warnings": warnings,
     }
     trials_path = out / "trials.csv"
-    # If the default is the only plan, there was nothing to compare it with, and no trial.
+    # If the default is the only plan, there was nothing to compare it with. A trial that was
+    # wanted has also left no table if this torch cannot use the best plans.
     only_default = len(advice.options) == 1
-    # Without a trial, the prediction decides.
-    if not tried or only_default or not store.has_table(trials_path):
+    has_trial = tried and not only_default and store.has_table(trials_path)
+    if not has_trial:
+        # The prediction decides.
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
         reasons = reasons_of_prediction(result, messages)
         result["why_intervals_are_wide"] = {"predicted_gain": reasons}

@@ -1194,8 +1194,8 @@ def _changed_graph(
     from ddlkit.core.iteration import Iteration
     from ddlkit.core.taskgraph import changed
 
-    # --dilation is a factor on all compute times, which ``profile`` does not have yet. The graph
-    # before the changes has it, too.
+    # --dilation is a factor on all compute times, and no change: the graph of the training
+    # without changes, with which this one is compared, has the same factor.
     workload = profile.workload().scaled(arguments.dilation)
     # In a graph, one machine stands for all that are alike. A machine with a changed rank
     # must be in the graph by itself, so that `changed` finds the rank.

@@ -237,8 +237,9 @@ class Iteration:
         ends_s = group_ends(may_start_s, self.communication_s)
         # The link is free for a message when the message before it has ended.
         link_free_s = np.append(0.0, ends_s[:-1])
-        # The cumulative sums of `group_ends` are rounded. Without this maximum, the start
-        # of a message could come out slightly before the message is ready.
+        # A message starts when it may start and the link is free. The end less the cost would
+        # be the same but for rounding, by which a start could come out before the message is
+        # ready.
         starts_s = np.maximum(may_start_s, link_free_s)
         return starts_s, ends_s
 

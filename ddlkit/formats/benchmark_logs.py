@@ -272,19 +272,18 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # With one head there is one run, because runs of several ranks each are taken to
-        # print a head each before the first row. Rank 0 may still be listed twice, if an
-        # earlier attempt failed after it had printed its list. Runs of one rank each, as
-        # without MPI, are counted by their lists, whatever the number of heads.
-        if self.n_heads <= 1 and self.ranks > 1:
+        # Runs of several ranks each print the head of their table before the first row. So a
+        # single head is that of one run. Rank 0 may still be listed twice then, if an earlier
+        # attempt failed after it had printed its list. Runs of one rank each, as without MPI,
+        # are counted by their lists alone.
+        if self.ranks > 1 and self.n_heads <= 1:
             return 1
-        # The counts are by rank and group. Ranks are numbered across groups, so rank 0 is in
-        # one group, and there is one count of it.
-        counts_of_rank_0 = [
-            count for (rank, _), count in self.listed_ranks.items() if rank == 0
-        ]
-        # Without a list of ranks there is no count, and the log is of one run.
-        return max(counts_of_rank_0, default=1)
+        # Ranks are numbered across groups, so rank 0 is in one group only.
+        for (rank, _group), count in self.listed_ranks.items():
+            if rank == 0:
+                return count
+        # Without a list of ranks, the log is of one run.
+        return 1
 
     def add_facts(self, line: str) -> None:
         """Add the facts about the table that a line before its head states."""

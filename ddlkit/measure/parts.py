@@ -1122,12 +1122,11 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # 0 ranks stand for the default numbers of ranks, and the rate 0 for no lab. The function
-    # `collectives` is told so by an empty list.
+    # The numbers of ranks and the rates, each a list of one if the caller gave one. If not,
+    # `collectives` chooses its defaults by itself, and takes empty lists. `slowdowns` and
+    # `trainings` do not, and get the default numbers of ranks and the rate 0, for no lab.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
-    # The lists for `slowdowns` and `trainings` have the default numbers of ranks and the
-    # rate 0 instead.
     counts_or_default = counts or rank_counts(here)
     rates_or_no_lab = rates or [0.0]
     wanted = PARTS if part == "quick" else (part,)

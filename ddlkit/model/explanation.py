@@ -619,12 +619,12 @@ def _causes_of_all_ranks(
     cost = costs.cost if costs else None
     for name, removal in _removals(training, cost).items():
         gains_s = compared.gains_s(removal(training.schedule))
-        # The interval of a gain that rests on a fitted cost allows for the uncertainty of
-        # the fit. It is made from ``by_sample_s``, the gains by the costs that are fitted to
-        # bootstrap samples of the iterations. There are none if the cost was given.
+        # If a gain rests on a fitted cost, its interval allows for the uncertainty of the fit.
+        # For that, the gains are also computed by costs that are fitted to bootstrap samples of
+        # the iterations. `_gains_by_sample_s` returns None if the cost was given, not fitted.
         by_sample_s = None
         if costs and name in REST_ON_COST:
-            # This function returns what iterations gain without this cause, for a given cost.
+            # `gains_by_cost` takes a cost, and returns what iterations gain without this cause.
             gains_by_cost = partial(_gains_without_s, training, compared, name)
             by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
         if gains_s.any() or name in ALWAYS_LISTED:

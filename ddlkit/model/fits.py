@@ -552,15 +552,15 @@ def _too_fast_by(log_sizes: Floats, log_s: Floats) -> Floats:
 
     ``log_sizes`` and ``log_s``, shape (s,), are the logarithms of increasing sizes and of
     their times. The result has the shape (s - 2,), for all sizes but the first and the
-    last. It is the logarithm of a ratio: the shortest time that is not too fast over a size's
-    time. So it is above 0 for a size that is too fast.
+    last. It is log(limit / time), where the limit is the shortest time that is not too fast.
+    So it is above 0 for a size that is too fast.
 
-    A size is too fast if both neighbours are too slow beside it: the smaller one takes
-    TOO_SLOW times as long, and the larger one TOO_SLOW times as long for each byte. The size
-    is not compared with a straight line between its neighbours, in the logarithms of size and
-    time, as `_too_slow_by` does. The sum of a start-up and a time of bytes bends below such a
-    line, and far below it if the neighbours' sizes are far apart, so that usual times would
-    seem too fast.
+    A size is too fast if both neighbours are too slow compared with it: the smaller one takes
+    TOO_SLOW times as long, and the larger one TOO_SLOW times as long for each byte. Unlike
+    `_too_slow_by`, this function draws no straight line between the neighbours, in the
+    logarithms of size and time. The usual times, a start-up and a time for each byte, lie below
+    such a line, and far below it if the sizes of the neighbours are far apart. They would seem
+    too fast.
     """
     smaller = log_s[:-2]
     inner = log_s[1:-1]
@@ -572,7 +572,7 @@ def _too_fast_by(log_sizes: Floats, log_s: Floats) -> Floats:
         smaller - np.log(TOO_SLOW),
         larger - log_bytes_ratio - np.log(TOO_SLOW),
     )
-    # A fast size is below both limits, and so below the smaller one.
+    # A fast size is below both limits, and so below the lower one.
     too_fast_by: Floats = np.min(limits, axis=0) - inner
     return too_fast_by
 
