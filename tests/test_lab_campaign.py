@@ -182,17 +182,20 @@ class TestLab:
     ]
 
     def test_a_budget_without_time_for_the_calibration_is_told(
-        self, tmp_path: Path
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        few = {"networks": "resnet18:1", "plans": "single", "rounds": 1}
+        # The profile is expected to take longer than anything else.
+        monkeypatch.setattr(
+            "workbook.record.campaigns.starting_s", lambda *_, **__: 60.0
+        )
+        few = {"networks": "lenet5:1", "plans": "single", "rounds": 1}
         file = written(tmp_path, {**WHOLE, **few})
         out = tmp_path / "out"
         profile, before, replay, _ = points(file, out)
         # Enough for the replay, but neither for the profile nor for the calibration before it.
-        longer_s = min(before.estimate_s, profile.estimate_s)
-        assert replay.estimate_s < longer_s
-        budget_s = (replay.estimate_s + longer_s) / 2
-        for missing in ("layers of resnet18", "all_reduce"):
+        assert replay.estimate_s < before.estimate_s < profile.estimate_s
+        budget_s = (replay.estimate_s + before.estimate_s) / 2
+        for missing in ("layers of lenet5", "all_reduce"):
             with pytest.raises(UserError, match=missing) as caught:
                 record(str(file), out=out, budget_s=budget_s)
             assert "with a longer --budget" in str(caught.value)

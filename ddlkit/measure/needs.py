@@ -24,10 +24,12 @@ LAUNCH_S = 10.0
 """How long ranks are expected to take to start and to build a network, in seconds.
 
 Ranks with a GPU take as long without a network."""
-GLOO_LAUNCH_S = 4.0
+GLOO_LAUNCH_S = 2.5
 """How long ranks without a GPU are expected to take to start, in seconds.
 
-Two ranks on two cores of a virtual machine took 1.5 to 6 s."""
+Two ranks on two cores of a virtual machine took 1.3 to 6 s."""
+SINGLE_LAUNCH_S = 0.3
+"""How long a single rank without a GPU is expected to take to start, in seconds."""
 MESSAGE_S = 1e-3
 """How long a message of no bytes is expected to take within a machine, in seconds.
 
@@ -44,8 +46,12 @@ NCCL_BYTES_PER_S = 1e10
 GPUs that PCI Express joins reach about this rate, and NVLink is faster."""
 BUILD_S = 2.0
 """Seconds to build a network, move it to the device and count its FLOPs."""
-FILL_POOLS_S = 3.0
-"""Seconds to fill the pools, which are the memory from and to which copies are timed."""
+LEAST_BUILD_S = 0.2
+"""Seconds to build the smallest network on a processor."""
+BUILD_BYTES_PER_S = 3e8
+"""The bytes of weights that a processor is expected to draw and to set up in a second."""
+POOL_BYTES_PER_S = 7e8
+"""The rate at which the pools are expected to be filled, from and to which copies are timed."""
 WARMTH = 1.2
 """Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
 LAB_ITERATION_S = 2.0
@@ -278,7 +284,55 @@ def batch_s(network: str, batch: int, device: str, cores: int) -> float:
     return max(LEAST_BATCH_S, PASSES * batch * size.flops_of_sample / flops_per_s)
 
 
-def layers_s(budget: Budget, iteration_s: float, ranks: int = 1) -> float:
+def timing_s(budget: Budget, action_s: float) -> float:
+    """Return how long an action is expected to be timed, in seconds.
+
+    Parameters
+    ----------
+    budget : Budget
+        How long to measure.
+    action_s : float
+        The expected seconds of the action.
+
+    Returns
+    -------
+    float
+        Seconds, with those of the warm-up.
+    """
+    # The fewest repeats may take longer than the budget, and the most may take less.
+    fewest_s = budget.min_repeats * action_s
+    most_s = budget.max_repeats * action_s
+    return budget.warmup * action_s + min(max(budget.max_s, fewest_s), most_s)
+
+
+def starting_s(network: str, device: str, ranks: int) -> float:
+    """Return how long ranks are expected to take to start and to build a network, in seconds.
+
+    Parameters
+    ----------
+    network : str
+        The name of the network.
+    device : str
+        ``"cpu"`` or ``"cuda"``.
+    ranks : int
+        The number of ranks. A single rank is the process of the session itself.
+
+    Returns
+    -------
+    float
+        Seconds.
+    """
+    if device == "cuda":
+        launch_s = LAUNCH_S if ranks > 1 else 0.0
+        return launch_s + BUILD_S
+    launch_s = GLOO_LAUNCH_S if ranks > 1 else 0.0
+    size = networks.size_of(network)
+    if size is None:
+        return launch_s + BUILD_S
+    return launch_s + LEAST_BUILD_S + size.gradient_bytes / BUILD_BYTES_PER_S
+
+
+def layers_s(budget: Budget, iteration_s: float, start_s: float) -> float:
     """Return how long the layers of a network are expected to take, in seconds.
 
     Parameters
@@ -287,28 +341,28 @@ def layers_s(budget: Budget, iteration_s: float, ranks: int = 1) -> float:
         How long to measure.
     iteration_s : float
         The expected seconds of an iteration.
-    ranks : int, optional
-        How many ranks measure at the same time.
+    start_s : float
+        The expected seconds until the network is built.
 
     Returns
     -------
     float
         Seconds.
     """
-    launch_s = LAUNCH_S if ranks > 1 else 0.0
     # Each repeat has an iteration with hooks and one without. Before the repeats, a first
     # iteration shows the order of the layers and counts their FLOPs, which slows it down. It
     # is expected to take as long as two.
     repeat_s = 2 * iteration_s
-    start_s = 2 * iteration_s + budget.warmup * repeat_s
-    # The fewest repeats may take longer than the budget, and the most may take less.
-    fewest_s = budget.min_repeats * repeat_s
-    most_s = budget.max_repeats * repeat_s
-    return launch_s + BUILD_S + start_s + min(max(budget.max_s, fewest_s), most_s)
+    first_s = 2 * iteration_s
+    return start_s + first_s + timing_s(budget, repeat_s)
 
 
 def collectives_s(
-    budget: Budget, collectives: int, samples_s: Sequence[float], on_gpu: bool
+    budget: Budget,
+    collectives: int,
+    samples_s: Sequence[float],
+    on_gpu: bool,
+    ranks: int = 2,
 ) -> float:
     """Return how long collectives of several sizes are expected to take, in seconds.
 
@@ -322,6 +376,8 @@ def collectives_s(
         For each size, the seconds that a sample of it is expected to take.
     on_gpu : bool
         Whether the messages are sent between GPUs.
+    ranks : int, optional
+        The number of ranks.
 
     Returns
     -------
@@ -336,11 +392,15 @@ def collectives_s(
         repeats = min(max(fitting, budget.min_repeats), budget.max_repeats)
         sizes_s.append((budget.warmup + repeats) * sample_s)
     # The ranks start once, and then measure each size of each collective.
-    launch_s = LAUNCH_S if on_gpu else GLOO_LAUNCH_S
+    launch_s = SINGLE_LAUNCH_S if ranks == 1 else GLOO_LAUNCH_S
+    if on_gpu:
+        launch_s = LAUNCH_S
     return launch_s + collectives * sum(sizes_s)
 
 
-def slowdowns_s(budget: Budget, iteration_s: float, message_s: float) -> float:
+def slowdowns_s(
+    budget: Budget, iteration_s: float, message_s: float, start_s: float
+) -> float:
     """Return how long the slowdown of a network is expected to take, in seconds.
 
     Parameters
@@ -351,6 +411,8 @@ def slowdowns_s(budget: Budget, iteration_s: float, message_s: float) -> float:
         The expected seconds of an iteration without messages.
     message_s : float
         The expected seconds of a message with all gradients.
+    start_s : float
+        The expected seconds until the ranks have built the network.
 
     Returns
     -------
@@ -359,13 +421,13 @@ def slowdowns_s(budget: Budget, iteration_s: float, message_s: float) -> float:
     """
     messages_s = MESSAGES_OF_SLOWDOWN * message_s
     # The messages that are tried at the start are about as many as those of a round.
-    start_s = ITERATIONS_BEFORE_SLOWDOWN * iteration_s + messages_s
+    warm_up_s = ITERATIONS_BEFORE_SLOWDOWN * iteration_s + messages_s
     round_s = ITERATIONS_OF_SLOWDOWN * iteration_s + messages_s
     rounds_s = max(budget.max_s, budget.min_repeats * round_s)
-    return LAUNCH_S + BUILD_S + start_s + rounds_s
+    return start_s + warm_up_s + rounds_s
 
 
-def copies_s(budget: Budget, device: str, sizes: int) -> float:
+def copies_s(budget: Budget, device: str, sizes: Sequence[int]) -> float:
     """Return how long copies are expected to take, in seconds.
 
     Parameters
@@ -374,21 +436,27 @@ def copies_s(budget: Budget, device: str, sizes: int) -> float:
         How long to measure each size of each kind of copy.
     device : str
         ``"cpu"`` or ``"cuda"``. A GPU has more kinds of copies.
-    sizes : int
-        How many sizes there are.
+    sizes : sequence of int
+        The bytes of the copies.
 
     Returns
     -------
     float
         Seconds.
     """
-    # The pools are the memory from and to which all copies go. They are filled once, before
-    # the first size of the first kind.
-    return FILL_POOLS_S + COPY_KINDS[device] * sizes * budget.max_s
+    # The two pools are the memory from and to which all copies go. They are as large as the
+    # largest copy, and are filled once, before the first size of the first kind.
+    fill_s = 2 * max(sizes) / POOL_BYTES_PER_S
+    return fill_s + COPY_KINDS[device] * len(sizes) * budget.max_s
 
 
 def trainings_s(
-    compute_s: float, message_s: float, plans: int, repeats: int, iterations: int
+    compute_s: float,
+    message_s: float,
+    start_s: float,
+    plans: int,
+    repeats: int,
+    iterations: int,
 ) -> float:
     """Return how long training under several plans is expected to take, in seconds.
 
@@ -398,6 +466,8 @@ def trainings_s(
         The expected seconds of an iteration without exchange of gradients.
     message_s : float
         The expected seconds of a message with all gradients.
+    start_s : float
+        The expected seconds until the ranks have built the network.
     plans : int
         How many plans are trained under.
     repeats : int
@@ -416,7 +486,7 @@ def trainings_s(
     # and as many follow them. Each plan warms up once, before its first round.
     round_s = iterations * (iteration_s + 2 * compute_s)
     plan_s = training.WARMUP * iteration_s + repeats * round_s
-    return LAUNCH_S + plans * plan_s
+    return start_s + plans * plan_s
 
 
 # -- the table -------------------------------------------------------------------------
@@ -425,9 +495,9 @@ _OF_NETWORK = "the network, its gradients and momentum, and its activations"
 
 LAYERS = Needs(
     layers_s,
-    f"The network is built in {BUILD_S:g} s. Repeats take the budget, or as long as the "
-    "fewest iterations, whose time follows from the FLOPs of the network. Several ranks "
-    f"start in {LAUNCH_S:g} s.",
+    "The network is built in a time that follows from its size. Repeats take the budget, or "
+    "as long as the fewest iterations, whose time follows from the FLOPs of the network. "
+    f"Several ranks start in {GLOO_LAUNCH_S:g} s, and in {LAUNCH_S:g} s on GPUs.",
     gpus=Gpus.EACH_RANK,
     ranks="1 or more",
     needs_network=True,
@@ -445,9 +515,9 @@ COLLECTIVES = Needs(
 )
 SLOWDOWNS = Needs(
     slowdowns_s,
-    f"Ranks start in {LAUNCH_S:g} s and build the network in {BUILD_S:g} s. Before the "
-    "first round, the model is wrapped in DDP twice and messages are tried. The rounds take "
-    "the budget, or as long as the fewest rounds, whose time follows from the FLOPs and the "
+    f"Ranks start in {GLOO_LAUNCH_S:g} s, and in {LAUNCH_S:g} s on GPUs, and build the "
+    "network. Before the first round, the model is wrapped in DDP twice and messages are tried. The "
+    "rounds take the budget, or as long as the fewest rounds, whose time follows from the FLOPs and the "
     "gradients of the network.",
     gpus=Gpus.EACH_RANK,
     ranks="2 or more",
@@ -457,15 +527,16 @@ SLOWDOWNS = Needs(
 )
 MEMORY_COPIES = Needs(
     copies_s,
-    f"Two pools are filled in {FILL_POOLS_S:g} s. Each size of each kind of copy has a "
-    f"budget of its own. A GPU has {COPY_KINDS['cuda']} kinds.",
+    f"Two pools are filled at {POOL_BYTES_PER_S / 1e9:g} GB/s. Each size of each kind of copy "
+    f"has a budget of its own. A GPU has {COPY_KINDS['cuda']} kinds.",
     memory="two pools as large as the largest copy, each at most an eighth of what the "
     "host has free; on a GPU two more",
 )
 TRAININGS = Needs(
     trainings_s,
-    f"Ranks start in {LAUNCH_S:g} s. Each round has the iterations and twice as many "
-    "without exchange. Their time follows from the FLOPs and the gradients of the network.",
+    f"Ranks start in {GLOO_LAUNCH_S:g} s, and in {LAUNCH_S:g} s on GPUs, and build the "
+    "network. Each round has the iterations and twice as many without exchange. Their time "
+    "follows from the FLOPs and the gradients of the network.",
     gpus=Gpus.EACH_RANK,
     ranks="2 or more",
     lab=Lab.AT_A_RATE,

@@ -371,7 +371,8 @@ def layers(
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         iteration_s = needs.batch_s(name, batch, here.device, _cores_of_rank(count))
-        estimate_s = needs.LAYERS.seconds(budget, iteration_s, count)
+        start_s = needs.starting_s(name, here.device, count)
+        estimate_s = needs.LAYERS.seconds(budget, iteration_s, start_s)
         # More ranks than cores take turns, and everything then takes longer.
         estimate_s *= _longer_on_shared_cores(here, count)
         measure: Callable[[], Any]
@@ -504,7 +505,7 @@ def collectives(
             for size in sizes
         ]
         estimate_s = needs.COLLECTIVES.seconds(
-            budget, len(collectives), samples_s, on_nccl
+            budget, len(collectives), samples_s, on_nccl, members.count
         )
         path = table_path(here.out, "collectives", name)
         # Returns which sizes the table lacks, as an earlier session may have been
@@ -667,7 +668,8 @@ def slowdowns(
     ):
         members, place = place_of(here, count, bits_per_s, delay_s)
         iteration_s, message_s = _expected_iteration_s(here, members, name, batch)
-        estimate_s = needs.SLOWDOWNS.seconds(budget, iteration_s, message_s)
+        start_s = needs.starting_s(name, _device_of(here, members), count)
+        estimate_s = needs.SLOWDOWNS.seconds(budget, iteration_s, message_s, start_s)
         # More ranks than cores take turns, and everything then takes longer.
         estimate_s *= _longer_on_shared_cores(here, count)
         run = partial(_measure_slowdown, members, name, batch, budget, estimate_s)
@@ -684,6 +686,11 @@ def _cores_of_rank(count: int) -> int:
     return max(1, machine.cores() // max(1, count))
 
 
+def _device_of(here: Here, members: Ranks) -> str:
+    """Return the device on which ranks compute: that of the session, but the CPU in a lab."""
+    return here.device if members.lab_shape is None else "cpu"
+
+
 def _expected_iteration_s(
     here: Here, members: Ranks, network: str, batch: int
 ) -> tuple[float, float]:
@@ -694,10 +701,7 @@ def _expected_iteration_s(
     the size of the network is not known, the message counts as empty.
     """
     cores = _cores_of_rank(members.count)
-    device = here.device
-    # GPUs take no part in a lab.
-    if members.lab_shape is not None:
-        device = "cpu"
+    device = _device_of(here, members)
     compute_s = needs.batch_s(network, batch, device, cores)
     size = networks_by_name.size_of(network)
     gradient_bytes = size.gradient_bytes if size else 0
@@ -739,8 +743,11 @@ def expected_training_s(
         here, case.members, case.network, case.batch
     )
     compute_s = accumulate * batch_s
+    start_s = needs.starting_s(
+        case.network, _device_of(here, case.members), case.members.count
+    )
     estimate_s = needs.TRAININGS.seconds(
-        compute_s, message_s, plans, repeats, iterations
+        compute_s, message_s, start_s, plans, repeats, iterations
     )
     # More ranks than cores take turns, and the iterations then take longer.
     return estimate_s * _longer_on_shared_cores(here, case.members.count)
@@ -838,7 +845,7 @@ def memory_copies(
     # `Needs.offer` is not asked, because copies need no GPU, package or network besides
     # the device itself. `measure_copies` refuses sizes for which memory is lacking.
     measure = partial(copies.measure_copies, here.device, sizes, budget)
-    estimate_s = needs.MEMORY_COPIES.seconds(budget, here.device, len(sizes))
+    estimate_s = needs.MEMORY_COPIES.seconds(budget, here.device, sizes)
     yield Point("copies", here.device, measure, estimate_s)
 
 

@@ -37,7 +37,7 @@ from ddlkit.lab.network import Lab, LabShape
 from ddlkit.measure import networks as known_networks
 from ddlkit.measure.collectives import CollectivesSettings, messages_at, missing_sizes
 from ddlkit.measure.layers import layer_tables
-from ddlkit.measure.needs import LAYERS, batch_s
+from ddlkit.measure.needs import LAYERS, batch_s, starting_s
 from ddlkit.measure.session import (
     Origin,
     Point,
@@ -509,6 +509,7 @@ class LabPoints:
         """Return the point that measures the layers of a network on one rank."""
         budget = EXTENTS[self.extent].profile_budget
         iteration_s = batch_s(network, batch, self.device, machine.cores())
+        start_s = starting_s(network, self.device, ranks=1)
         measure = partial(
             layer_tables,
             network,
@@ -523,7 +524,7 @@ class LabPoints:
             # The ending "-r1" stands for one rank.
             f"{network}-b{batch}-r1",
             measure,
-            estimate_s=LAYERS.seconds(budget, iteration_s),
+            estimate_s=LAYERS.seconds(budget, iteration_s, start_s),
             tables=["layers", "samples"],
             folder=self.folder,
         )

@@ -86,7 +86,9 @@ def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[P
     """
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     name = f"s{here.session}-{moment}"
-    yield Point("drift", name, measure, needs.DRIFT.seconds())
+    (copy_bytes,) = size
+    estimate_s = needs.DRIFT.seconds(here.device, side, copy_bytes, speed.DRIFT_BUDGET)
+    yield Point("drift", name, measure, estimate_s)
 
 
 @kind("peaks", needs.MATRIX_PRODUCTS)
@@ -98,8 +100,9 @@ def matrix_products(
     ``budget`` says how long each product is measured.
     """
     measure = partial(speed.measure_peaks, here.device, precisions, sides, budget)
-    n_products = len(precisions) * len(sides)
-    estimate_s = needs.MATRIX_PRODUCTS.seconds(budget, n_products)
+    estimate_s = needs.MATRIX_PRODUCTS.seconds(
+        here.device, len(precisions), sides, budget
+    )
     yield Point("peaks", here.device, measure, estimate_s)
 
 

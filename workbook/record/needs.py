@@ -7,6 +7,7 @@ Run as a program, this module prints the table of docs/INSTALL.md:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,11 +22,17 @@ from ddlkit.measure.needs import (
     Lab,
     Needs,
 )
+from ddlkit.store import machine
+from workbook.record.speed import CACHE_BYTES, MOST_SETS
 
 DRIFT_S = 4.0
-"""Seconds of a product and of a copy of memory."""
+"""Seconds of a product and of a copy of memory on a GPU."""
 DRAW_S = 1.0
-"""Seconds to draw the matrices of products."""
+"""Seconds to draw the matrices of products on a GPU."""
+NUMBERS_PER_S = 1e8
+"""How many random numbers a processor is expected to draw in a second."""
+COPY_BYTES_PER_S = 5e9
+"""The bytes that a processor is expected to copy in a second."""
 PRODUCT_FACTOR = 1.5
 """Expected duration of a product over the ``max_s`` of its budget."""
 PICTURES_S = 3.0
@@ -51,7 +58,8 @@ DISTINCT_PLANS = 8
 LAB_LAUNCH_S = 3.0
 """Seconds in which a campaign's lab is set up, its ranks meet, and the lab is taken down again."""
 AROUND_S = 0.1
-"""Seconds around an iteration in which the ranks exchange what they recorded."""
+"""Seconds around an iteration in which the ranks exchange what they recorded, or around products and
+copies of memory in which their numbers are drawn and saved."""
 CASE_S = 1.0
 """Seconds in which a model predicts a case, or all cases of a lab."""
 
@@ -70,14 +78,57 @@ IMAGE_S = {
 # -- how long each kind takes ----------------------------------------------------------
 
 
-def drift_s() -> float:
-    """Return how long a product and a copy of memory are expected to take, in seconds."""
-    return DRIFT_S
+def drift_s(device: str, side: int, copy_bytes: int, budget: Budget) -> float:
+    """Return how long a product and a copy of memory are expected to take, in seconds.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    side : int
+        The rows and columns of the matrices.
+    copy_bytes : int
+        The bytes that are copied.
+    budget : Budget
+        How long each of the two is measured.
+    """
+    if device == "cuda":
+        return DRIFT_S
+    copy_s = copy_bytes / COPY_BYTES_PER_S
+    return AROUND_S + _product_s(side, budget) + library.timing_s(budget, copy_s)
 
 
-def matrix_products_s(budget: Budget, products: int) -> float:
-    """Return how long so many products of matrices are expected to take, in seconds."""
-    return DRAW_S + PRODUCT_FACTOR * budget.max_s * products
+def matrix_products_s(
+    device: str, precisions: int, sides: Sequence[int], budget: Budget
+) -> float:
+    """Return how long products of matrices are expected to take, in seconds.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    precisions : int
+        How many precisions there are.
+    sides : sequence of int
+        The rows and columns of the matrices.
+    budget : Budget
+        How long each product is measured.
+    """
+    if device == "cuda":
+        return DRAW_S + PRODUCT_FACTOR * budget.max_s * precisions * len(sides)
+    return AROUND_S + precisions * sum(_product_s(side, budget) for side in sides)
+
+
+def _product_s(side: int, budget: Budget) -> float:
+    """Return how long products of one side are expected to take on a processor, in seconds."""
+    # As many sets of three matrices of float32 as exceed the caches, up to a limit.
+    sets = min(MOST_SETS, max(2, math.ceil(CACHE_BYTES / (12 * side**2))))
+    draw_s = sets * 3 * side**2 / NUMBERS_PER_S
+    # Each element of a product takes as many multiplications and additions as the matrices have
+    # rows. A sample has a product for each set.
+    flops = sets * 2 * side**3
+    sample_s = flops / (machine.cores() * library.CORE_FLOPS_PER_S)
+    return draw_s + library.timing_s(budget, sample_s)
 
 
 def input_alone_s(budget: Budget) -> float:
@@ -213,8 +264,8 @@ DRIFT = Needs(
 )
 MATRIX_PRODUCTS = Needs(
     matrix_products_s,
-    f"Matrices are drawn in {DRAW_S:g} s. Each precision and side takes {PRODUCT_FACTOR:g} times its budget, "
-    "because repeats also warm up.",
+    "Each precision and side takes its budget, or less if its products are short. On a GPU it takes "
+    f"{PRODUCT_FACTOR:g} times its budget, because repeats also warm up.",
     memory="two to sixteen sets of three matrices",
 )
 INPUT_ALONE = Needs(
