@@ -485,7 +485,8 @@ def cost_fit(ax: Axes, fits: Mapping[str, Fit[Any]]) -> None:
     """Draw several costs that were fitted to one set of samples.
 
     The drawing has the samples, their medians by size, a line for each fit, and a ribbon for
-    the 95% interval of each fit that has draws: costs that were fitted to resampled messages.
+    the 95% interval of each fit that has draws. Draws are costs that show how uncertain the
+    fitted cost is.
 
     Parameters
     ----------
@@ -536,7 +537,7 @@ def _draw_fitted_cost(
         linestyle=style.line,
         label=style.label,
     )
-    # Draws are costs fitted to resampled messages, from which the interval follows.
+    # The interval follows from the draws, costs that show how uncertain the fitted one is.
     if fit.draws:
         lower_s, upper_s = fit.interval(grid)
         ax.fill_between(
@@ -573,7 +574,7 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     """Return scaling factors by the number of nodes, as three laws predict them.
 
     A count is a number of GPUs on a number of nodes. The scaling factor of a count is the time
-    of a step on the smallest measured count over the time of a step on this count.
+    of a step on the smallest measured count, divided by the time of a step on this count.
 
     Parameters
     ----------
@@ -821,7 +822,8 @@ def _draw_spans(ax: Axes, spans: Timeline, scale: float) -> None:
         style = look(str(kind))
         # Rows are 1 apart, with their middles at 0, 1 and so on.
         bottom = streams.index(stream) - BAR_HEIGHT / 2
-        # White edges separate the bars. Many bars are narrow, and edges would cover them.
+        # White edges separate the bars. If there are many bars, they are narrow, and edges would
+        # cover them.
         ax.broken_barh(
             bars[["left", "width"]].to_numpy(),
             (bottom, BAR_HEIGHT),

@@ -136,7 +136,7 @@ class Collective:
         return self.bus_factor(ranks) * (np.asarray(n_bytes) / np.asarray(seconds))
 
     def input_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of the input of a rank.
+        """Return the size of a message, divided by the size of the input of a rank.
 
         If the message has the size of the output, the inputs of all ranks together have
         this size.
@@ -144,7 +144,7 @@ class Collective:
         return ranks if self.sized == "output" else 1
 
     def output_parts(self, ranks: int) -> int:
-        """Return the size of a message over the size of the output of a rank.
+        """Return the size of a message, divided by the size of the output of a rank.
 
         If the message has the size of the input, the outputs of all ranks together have
         this size.

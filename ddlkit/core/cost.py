@@ -492,8 +492,8 @@ class MessageCost(Form):
         steps_ratio = ring.steps(workers) / ring.steps(self.workers)
         # The time of a byte is proportional to the share of the message that each link
         # carries. A ring cuts the message into pieces of equal size, so this share is the
-        # number of pieces that the link carries over the number of pieces of the message.
-        # The new time of a byte is the old one times the new share over the old share.
+        # number of pieces that the link carries, divided by the number of all pieces. The old
+        # time of a byte is multiplied by the new share, and divided by the old share.
         sent_ratio = ring.pieces_sent(workers) / ring.pieces_sent(self.workers)
         old_pieces = ring.pieces(self.workers)
         new_pieces = ring.pieces(workers)
@@ -752,7 +752,7 @@ interval.
 class HeldOut(Form):
     """How far a cost is off near each size, as errors at held-out sizes show.
 
-    An error is the absolute logarithm of measured over predicted time.
+    An error is the absolute logarithm of the measured time divided by the predicted one.
 
     Parameters
     ----------
@@ -815,19 +815,19 @@ class HeldOut(Form):
         Returns
         -------
         ndarray
-            Mean absolute logarithms of measured over predicted time, in the shape of
-            ``sizes``.
+            Mean absolute logarithms of the measured time divided by the predicted one, in the
+            shape of ``sizes``.
         """
         # The logarithm of 0 bytes would be minus infinity.
         log_bytes = np.log(np.maximum(sizes, 1.0))
         fitted_log_bytes = np.log(self.at_bytes)
         # Outside the fitted sizes `np.interp` returns the error at the nearest one.
         error = np.interp(log_bytes, fitted_log_bytes, self.normalized_log_errors)
-        # A table is interpolated, and errs more in a wide gap between measured sizes. The gap
-        # around a size is the logarithm of the measured size above it over the one below it.
-        # The error at a size was divided by gap**gap_power for its own gap before it was stored.
-        # Here it is multiplied by gap**gap_power for the gap around each of ``sizes``. Errors of
-        # other costs do not depend on gaps, and were stored as they are.
+        # A table is interpolated, and errs more in a wide gap between measured sizes (see `gap`).
+        # Before an error was stored, it was divided by gap**gap_power, for the gap that its size
+        # left when it was held out. Here it is multiplied by gap**gap_power, for the gap around
+        # each of ``sizes``. Errors of other costs do not depend on gaps, and were stored as they
+        # are.
         if self.gap_power and isinstance(cost, Table):
             error = error * gap(cost.bytes, sizes) ** self.gap_power
         # How far each size lies outside the fitted ones, 0 for a size within them.
@@ -854,17 +854,18 @@ class HeldOut(Form):
         tuple of MessageCost, length count
             The draws, which differ from ``cost`` more and more.
         """
-        # Draws 0 and 1 share the first probability, one too fast and one too slow, draws
-        # 2 and 3 the second one, and so on. With k pairs, the probabilities are the
-        # centres of k equal parts of the range from 0 to 1.
-        draw = np.arange(count)
-        # The last pair lacks a draw if the count is odd. Without any draw there is no pair,
-        # and no division by it.
-        pairs = max((count + 1) // 2, 1)
-        probabilities = (draw // 2 + 0.5) / pairs
+        # Draws 0 and 1 are a pair, and so are draws 2 and 3, and so on. The first draw of a
+        # pair is too fast, and the second one is too slow. Both have the same probability.
+        # With k pairs, the probabilities are the centres of k equal parts of the range from 0
+        # to 1. If the count is odd, the last pair lacks its second draw.
+        numbers = np.arange(count)
+        # If no draw is wanted, there is no pair, and 1 avoids a division by 0.
+        n_pairs = max((count + 1) // 2, 1)
+        pair_of_draw = numbers // 2
+        probabilities = (pair_of_draw + 0.5) / n_pairs
         ratios = _error_ratios(probabilities)
-        # Even draws are too fast, and odd draws are too slow.
-        signed_ratios = np.where(draw % 2 == 1, ratios, -ratios)
+        is_too_slow = numbers % 2 == 1
+        signed_ratios = np.where(is_too_slow, ratios, -ratios)
         return tuple(
             _DrawnCost(
                 cost=cost,
@@ -930,7 +931,7 @@ class _DrawnCost(MessageCost, described=False):
         """Check nothing, since all fields come from a cost that was checked."""
 
     def _seconds(self, sizes: Floats) -> Floats:
-        # Errors are logarithms of measured over predicted time.
+        # Errors are logarithms of the measured time divided by the predicted one.
         log_error = self.ratio * self.held_out.log_error(sizes, self.cost)
         return np.asarray(self.cost(sizes) * np.exp(log_error))
 
@@ -972,8 +973,8 @@ def gap(measured: Floats, sizes: ArrayLike) -> Floats:
     Returns
     -------
     ndarray
-        For each size, the logarithm of the measured size above over the measured size
-        below, in the shape of ``sizes``.
+        For each size, the logarithm of the ratio of the measured size above it to the measured
+        size below it, in the shape of ``sizes``.
 
     Examples
     --------

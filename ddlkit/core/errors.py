@@ -62,11 +62,14 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
         escaped = text.translate(escapes)
         if len(escaped) <= most:
             return escaped
-    # The head and the tail of the escaped text do not overlap, because it is longer than
-    # ``most``. The text is cut before it is escaped, so that not all of a very long text is
-    # escaped. The escaped ends are cut again, because escapes make them longer.
-    head = text[:n_head].translate(escapes)[:n_head]
-    tail = text[-n_tail:].translate(escapes)[-n_tail:]
+    # From here on the escaped text is longer than ``most``, so its head and its tail do not
+    # overlap. The text is cut before it is escaped, so that not all of a very long text is
+    # escaped.
+    escaped_head = text[:n_head].translate(escapes)
+    escaped_tail = text[-n_tail:].translate(escapes)
+    # Escapes make the two ends longer, so they are cut again.
+    head = escaped_head[:n_head]
+    tail = escaped_tail[-n_tail:]
     return f"{head} ... ({len(text)} characters) ... {tail}"
 
 

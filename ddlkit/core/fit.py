@@ -96,7 +96,7 @@ With few errors neither those near a size nor the mean of all suffices alone.
 LEAST_ERROR = 1e-4
 """The least error of a held-out size, because smaller ones are chance."""
 MEAN_OVER_GEOMETRIC = float(np.exp(np.euler_gamma))
-"""The mean of an exponential distribution over its geometric mean.
+"""The mean of an exponential distribution, divided by its geometric mean.
 
 Errors are averaged by the geometric mean, which a single large error hardly moves. This
 factor turns it into an estimate of the mean.
@@ -157,7 +157,7 @@ def _order_statistic(n: int, rarity: int | Fraction) -> int:
     # P(Binomial < k + 1) is subsets_up_to_k / 2**n. While it is at most 1 / rarity, the
     # next k is possible, too.
     while rarity * subsets_up_to_k <= 2**n:
-        # The binomial coefficient of n over k + 1, from the one of n over k.
+        # The binomial coefficient C(n, k + 1), computed from C(n, k).
         subsets_of_k = subsets_of_k * (n - k) // (k + 1)
         k += 1
         subsets_up_to_k += subsets_of_k
@@ -231,8 +231,9 @@ class Fit(Generic[C]):
     cost : MessageCost or SelectionCost
         The fitted cost.
     draws : tuple of costs, length B
-        Costs that are fitted to bootstrap samples of the repeats of each size. If sizes
-        have too few repeats, ``cost`` with errors like those of ``held_out``.
+        Costs that show how uncertain ``cost`` is. They are fitted to bootstrap samples of the
+        repeats of each size. If sizes have too few repeats, each draw is ``cost`` with errors
+        like those of ``held_out``.
     sizes : ndarray, shape (n,)
         The sizes of the rows that were fitted: bytes of messages, or elements of
         selections.
@@ -819,10 +820,10 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     Returns
     -------
     form : str
-        The simplest form whose median error is at most AS_GOOD times the least one, or
-        "alpha_beta" if there are too few sizes. Errors of forms that pass through every
-        size (THROUGH_ALL) are multiplied by DISCOUNT_THROUGH_ALL before they are
-        compared.
+        The simplest form whose median error is at most AS_GOOD times the least one. Before
+        errors are compared, those of forms that pass through every size (THROUGH_ALL) are
+        multiplied by DISCOUNT_THROUGH_ALL. If there are too few sizes to compare forms, it
+        is "alpha_beta".
     why : str
         The reason, in one line.
     """
@@ -831,8 +832,9 @@ def chosen_because(errors_of_form: Mapping[str, HeldOutErrors]) -> tuple[str, st
     if AlphaBeta.form not in errors_of_form:
         return AlphaBeta.form, "too few sizes to leave one out and compare forms"
     medians = {form: errors.median for form, errors in errors_of_form.items()}
-    # A form that passes through every size has larger errors at held-out sizes than in
-    # the fit, where neighbouring sizes are closer. So its error counts less.
+    # The error of a form that passes through every size is multiplied by a factor below 1.
+    # Such a form errs more at held-out sizes than in the fit, where neighbouring sizes are
+    # closer together.
     compared = dict(medians)
     for form in THROUGH_ALL:
         if form in compared:
@@ -855,9 +857,9 @@ def _why_chosen(
     stated = [f"{form} {_percent(median)}" for form, median in medians.items()]
     why = f"median errors at sizes left out of the fit: {', '.join(stated)}."
     through_all = [form for form in THROUGH_ALL if form in compared]
-    # The factor of a quarter, and not a half, is for times that bend: their error between two
-    # sizes grows with the square of the distance.
     if through_all:
+        # Where a size is left out, the distance between measured sizes is twice as large. The
+        # error of times that bend grows with its square, hence a quarter and not a half.
         quarters = [_percent(compared[form]) for form in through_all]
         why += (
             f" {' and '.join(through_all)}, which pass through every size, are compared by a "
@@ -943,7 +945,7 @@ def _error_model(
     # The index of the size of each row among the held-out sizes, which increase.
     size_index = np.searchsorted(errors.sizes, row_sizes)
     predicted_s = errors.predicted_s[size_index]
-    # The absolute logarithms of measured over predicted times.
+    # The absolute logarithms of measured times, divided by predicted times.
     row_errors = _log_errors(predicted_s, seconds[is_held_out])
 
     # The error grows beyond the sizes of the fit. If there are too few sizes to test the form
@@ -957,10 +959,11 @@ def _error_model(
         form, sizes, seconds, end=sizes[-1], if_too_few=growth_if_too_few
     )
 
-    # A form that passes through every size errs more, the wider the gap between two sizes: the
-    # logarithm of their ratio. A held-out size leaves a wider gap than there is in the fit to
-    # all sizes. So each error is divided by a power of the gap that its size left, and `HeldOut`
-    # calls the result normalized. For other forms the power is 0, and errors stay as they are.
+    # The gap between two sizes is the logarithm of their ratio. The wider the gap, the larger is
+    # the error within it of a form that passes through every size. A held-out size leaves a
+    # wider gap than there is in the fit to all sizes. So each error is divided by a power of the
+    # gap that its size left, and `HeldOut` calls the result normalized. For other forms the
+    # power is 0, and errors stay as they are.
     gap_power = GAP_POWER if form in THROUGH_ALL else 0.0
     gaps_without_size = _gap_without(row_sizes, np.unique(sizes))
     normalized_errors = row_errors / gaps_without_size**gap_power
@@ -980,7 +983,8 @@ def _gap_without(sizes: Floats, distinct: Floats) -> Floats:
     """Return the gap that each size would leave in a table of the distinct sizes.
 
     ``sizes`` are some of ``distinct``, which increases, but neither the first nor the
-    last one. The gap is the logarithm of the next larger size over the next smaller one.
+    last one. The gap is the logarithm of the ratio of the next larger size to the next smaller
+    one.
     The result has the shape of ``sizes``.
     """
     # The index of each size among the distinct sizes.
@@ -996,7 +1000,7 @@ def _growth_beyond(
     The form is fitted to rows whose sizes are far from one end of the table, and
     predicts the rows at this end. The growth is the median error of these predictions,
     divided by the logarithm of the factor between the end and the nearest fitted size.
-    An error is the absolute logarithm of measured over predicted time.
+    An error is the absolute logarithm of the measured time divided by the predicted time.
 
     Parameters
     ----------
@@ -1037,7 +1041,7 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     sizes : ndarray, shape (m,)
         The sizes at which errors are known.
     errors : ndarray, shape (m,)
-        The known errors: absolute logarithms of measured over predicted time.
+        The known errors: absolute logarithms of the measured time divided by the predicted one.
 
     Returns
     -------
@@ -1048,9 +1052,10 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
     -----
     A known error has the weight exp(-DECAY d). Here d is the distance between its size
     and the size of ``at_bytes``, in logarithms, with the mean step of ``at_bytes`` as
-    unit. The expected error is the weighted geometric mean, mixed with the geometric
-    mean of all errors, which has the share SHARED. If the form is far off in one range
-    of sizes, the errors of other ranges therefore grow by this share only.
+    unit. The expected error is a mixture of two means: the geometric mean with these weights,
+    and the geometric mean of all errors without weights, which has the share SHARED. If the
+    form is far off in one range of sizes, the expected errors of other ranges therefore grow,
+    but mainly by way of the second mean.
     """
     # An error below LEAST_ERROR is chance, and would pull the geometric mean down.
     log_errors = np.log(np.maximum(errors, LEAST_ERROR))
@@ -1069,10 +1074,10 @@ def _smoothed(at_bytes: Floats, sizes: Floats, errors: Floats) -> Floats:
 
 
 def _log_errors(predicted_s: Floats, measured_s: Floats) -> Floats:
-    """Return the absolute logarithms of measured over predicted times, shape (n,).
+    """Return the absolute logarithms of measured times divided by predicted ones, shape (n,).
 
-    A cost can be zero or below where it extrapolates, and has no logarithm there. It
-    counts as a thousandth of the measured time.
+    Where a cost extrapolates, its prediction can be zero or below, and has no logarithm. A
+    prediction counts as at least a thousandth of the measured time.
     """
     positive_s = np.maximum(predicted_s, measured_s / 1000)
     return np.asarray(np.abs(np.log(measured_s / positive_s)))

@@ -188,10 +188,10 @@ class Front(NamedTuple):
 
         The length between two neighbours is their difference in the coordinate in which they
         differ less. If their corner replaces them, iterations come out shorter by this length
-        at most: the corner differs from the first one in ``arrived_s`` only and from the second
-        one in ``selected_s`` only, so it is off by this length from the nearer of the two. The
-        length of a run is the sum over its neighbours. It says how close the points are, but
-        bounds no error if there are more than two.
+        at most, because the corner is this far from the nearer one of the two, and in one
+        coordinate only. The length of a run is the sum of the lengths between its neighbours.
+        If a run has more than two points, its length bounds no such error, and only says how
+        close the points lie together.
         """
         # Along the front, selected_s rises and arrived_s falls, so both differences
         # between neighbours are positive.
@@ -536,8 +536,8 @@ def _fronts(
         front = Front(selected_s[kept], arrived_s[kept])
 
         # A front with too many points keeps one point for each run of neighbours. In a pass for
-        # lower bounds, the kept point can be one that no plan has. So the most promising point
-        # of the run, its representative, lends it the plan by which it is reached.
+        # lower bounds this is a corner, which perhaps no plan reaches. It then gets the plan of
+        # the representative of its run, which is the most promising point.
         if len(kept) > this_pass.most:
             front, representatives = _thinned(front, ends_s[in_time], this_pass)
             kept = kept[representatives]

@@ -76,7 +76,7 @@ class Prediction:
     def scaling_factor(self) -> float:
         """Return the weak-scaling efficiency (Eq 1 of "osf", Liu et al. 2022).
 
-        This is the iteration of a single worker over this iteration.
+        This is the iteration of a single worker, divided by this iteration.
         """
         return self.compute_s / self.iteration_s
 
@@ -203,9 +203,9 @@ class Iteration:
             return self.workload.ready_s
         # After the backward of each gradient, compute copies it into its message.
         packing_s = self.copy_s_per_byte * self.workload.bytes
-        # The last gradient that a message needs also brings the fixed time of the message.
-        # If a plan keeps gradients of several types apart, several messages may wait for
-        # the same gradient. Unlike +=, `np.add.at` then adds the time of each message.
+        # The fixed time of a message follows the last gradient that the message needs. If a
+        # plan keeps gradients of several types apart, several messages may wait for the same
+        # gradient. Unlike +=, `np.add.at` then adds the time of each message.
         np.add.at(packing_s, self.plan.last_needed, self.bucket_s)
         return self.workload.forward_s + np.cumsum(self.workload.backward_s + packing_s)
 

@@ -68,6 +68,7 @@ def wire_s_per_byte(
     # The bus factor is the number of bytes on a link for each byte of a message.
     bus_factor = find_collective(collective).bus_factor(ranks)
     message_bits_per_s = rate_bits_per_s * framing
+    # A byte has 8 bits.
     return bus_factor * 8 / message_bits_per_s
 
 

@@ -150,14 +150,15 @@ class Link:
 
         Notes
         -----
-        On such a link the software of a message overlaps with its bytes, so that a row of
-        equal messages is as fast as the slower of the two, and its measured cost shows
-        only this one. Which of them is slower depends on the size. The limit between them
-        is the size whose bytes occupy the link for as long as the start-up takes. Below the
-        limit the software is slower, so the cost is processor time, and the link time
-        follows from the rate. Above the limit the link is slower, so the cost is link time.
-        The processor time does not show there. It is taken to stay what it is at the limit,
-        the largest size that shows it.
+        On such a link the software of a message overlaps with its bytes. In a row of equal
+        messages, the measured cost of a message is therefore its processor time or its link
+        time, whichever is longer, and does not show the other one.
+
+        For small messages the processor time is longer, and for large ones the link time. The
+        limit is the size whose bytes occupy the link for as long as the start-up takes. Below
+        the limit, the cost is the processor time, and the link time follows from the rate.
+        Above the limit, the cost is the link time. The processor time does not show there, and
+        is taken to be that of the limit, the largest size that shows it.
         """
         cost_s = np.asarray(cost(n_bytes))
         startup_s = _startup_s(cost)
@@ -170,13 +171,14 @@ class Link:
         # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)
-        # A measured cost need not grow with the size. But the processor is never busy for
-        # longer than a message takes.
+        # Above the limit, the processor time is the cost of a message of the limit. A measured
+        # cost need not grow with the size, so a larger message may cost less. The processor
+        # cannot be busy for longer than this message takes, hence the minimum.
         software_above_limit_s = np.minimum(cost_s, cost(limit_bytes))
-        # Link time counts as if there were no tokens, but a measured cost was made with them. It
-        # is the mean over a row of messages that began with a full bucket, which saved the row
-        # ``burst_s`` of link time in all. Where the cost is link time, above the limit, the
-        # share of each message is therefore added again.
+        # The link time of `Parts` is the time that the bytes need without tokens. A measured
+        # cost is shorter. It is the mean over a row of messages that began with a full bucket,
+        # whose tokens saved the row ``burst_s`` of link time in all. Above the limit, where the
+        # cost is link time, the share that each message saved is therefore added again.
         saved_s = self.burst_s / cost.messages_per_sample(n_bytes)
         wire_above_limit_s = cost_s + saved_s
         # Below the limit, the cost is the processor time, and the link time is by the rate.
@@ -270,13 +272,14 @@ class Link:
         under_way = (starts_s <= knots_s[:, None]) & (knots_s[:, None] < ends_s)
         slowdown = np.where(under_way, self.slowdown, 0.0).max(axis=1, initial=0.0)
         pace = 1 / (1 + slowdown)
-        # How much has been computed at each knot. The pace of a knot holds until the
-        # next one, so the last pace has no end.
+        # How much has been computed at each knot. The pace of a knot holds until the next
+        # knot. No knot follows the last one, so its pace is left out here.
         done_s = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(knots_s))])
-        # For each amount the last knot at which no more than this amount was done. What
-        # is missing then is done at the pace of this knot.
+        # For each amount the last knot at which no more than this amount was done. The rest
+        # of the amount is done at the pace of this knot.
         knot = np.searchsorted(done_s, work_s, side="right") - 1
-        return np.asarray(knots_s[knot] + (work_s - done_s[knot]) / pace[knot])
+        rest_s = work_s - done_s[knot]
+        return np.asarray(knots_s[knot] + rest_s / pace[knot])
 
 
 def _startup_s(cost: MessageCost) -> float:
@@ -588,8 +591,9 @@ def one_by_one(
             bytes_delayed_s = slowed_on_link_s - on_link_s
         # The tokens that are left after the message. The link earns a second of tokens for each
         # second that the message is under way, but none in the seconds by which compute delays
-        # the bytes. The bytes spend ``bytes_s``. What is left is never negative: ``took_s`` is at
-        # least ``on_link_s`` plus the delay, and ``on_link_s`` at least ``bytes_s - tokens_s``.
+        # the bytes. All bytes spend tokens, ``bytes_s`` together, because those that move on the
+        # link spend theirs as soon as they are earned. What is left is never negative, because
+        # ``took_s - bytes_delayed_s`` is at least ``on_link_s``, the tokens that were missing.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
         # The message also delays all later compute.

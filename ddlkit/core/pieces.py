@@ -93,8 +93,8 @@ def least_squares(
     scale = np.linalg.norm(weighted, axis=0)
     scaled_values = np.zeros_like(scale)
     rank = 0
-    # A column of zeros has no scale, and its parameter is not determined. The rank then
-    # stays 0.
+    # If a column has only zeros, its scale is 0, and its parameter is not determined. The rank
+    # then stays 0, which is refused below.
     if np.all(scale > 0):
         scaled_values, _, rank, _ = np.linalg.lstsq(
             weighted / scale, seconds / unit_s, rcond=None
@@ -220,8 +220,9 @@ def _unexplained(x: Floats, y: Floats, weight: Floats, n_begins: int) -> Floats:
     off = _off_means(np.stack([x, y]), weight, run_weight)
     off_x = off[:, 0]
     off_y = off[:, 1]
-    # The second moments of a run about its means: the sums of squares of x and of y, and
-    # the sum of products. Each point that joins adds its factor times two of its distances.
+    # The second moments of a run about its means: xx and yy are sums of squares, and xy is the
+    # sum of products. When a point joins the run, xy grows by the product off_x * off_y times the
+    # factor of the point. In xx and yy, the square of one distance takes the place of the product.
     factor = _moment_factors(own_weight, run_weight)
     xx = np.cumsum(factor * off_x * off_x, axis=0)
     xy = np.cumsum(factor * off_x * off_y, axis=0)

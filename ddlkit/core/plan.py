@@ -320,10 +320,11 @@ def buffer(
     ends = []
     filled_bytes = 0
     for i, n_bytes in enumerate(workload.bytes.tolist()):
-        # A buffer that is not empty is sent before gradient i, which then begins the
-        # next group.
+        # If gradient i would overflow the buffer, or if it is awaited for too long, the buffer
+        # is sent before it, and gradient i begins the next group. An empty buffer is not sent.
         overflows = filled_bytes + n_bytes > capacity_bytes
-        if filled_bytes and (overflows or backward_s[i] >= timeout_s):
+        times_out = backward_s[i] >= timeout_s
+        if filled_bytes and (overflows or times_out):
             ends.append(i)
             filled_bytes = 0
         filled_bytes += n_bytes

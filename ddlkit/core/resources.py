@@ -286,9 +286,9 @@ def _with_one_more_message(
     # The column of ``costs_s`` for each state: that of its prefix.
     column_of_state = np.arange(len(before)).repeat(counts)
 
-    # By how much compute lags behind the clock when the message before ends. As long as
-    # something is left to compute, this is the time that earlier messages have cost it. If
-    # nothing is left, all gradients are ready, and the message starts at end_s in any case.
+    # By how much compute lags behind the clock when the message before ends. If something is
+    # left to compute, this is the time by which earlier messages have delayed compute. If
+    # nothing is left, ready_s + lag_s is at most end_s, so the message starts at end_s.
     lag_s = end_s - work_before_s
     # The message starts when the one before it has ended and its last gradient is ready.
     start_s = np.maximum(end_s, ready_s + lag_s)
@@ -304,10 +304,12 @@ def _with_one_more_message(
     alone_s = costs_s[:, column_of_state]
     compute_left_s = last_ready_s - work_at_start_s
     took_s = overlapped_s(alone_s, compute_left_s, slowdown, message_slowdown)
+    # The first gradient of the message after each prefix.
+    first_gradients = list(before)
     reached = _States(
         end_s=start_s + took_s,
         work_s=_work_at_end_s(work_at_start_s, last_ready_s, took_s, slowdown),
-        first=np.repeat([*before], counts),
+        first=np.repeat(first_gradients, counts),
         # The index of each state among those of its prefix.
         state=np.concatenate([np.arange(count) for count in counts]),
         choice=np.arange(len(choices))[:, None],

@@ -64,7 +64,7 @@ def step_s(smallest_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floa
     anchor_s : array_like
         The seconds of a step on the anchor, the largest measured number of GPUs.
     ratio : array_like
-        The number of nodes to predict for over the number of nodes of the anchor.
+        The number of nodes to predict for, divided by the number of nodes of the anchor.
 
     Returns
     -------
@@ -78,16 +78,21 @@ def step_s(smallest_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floa
 
         T(n)^2 = T1^2 + (Tm^2 - T1^2) sqrt(n/m).
 
-    As long as the loss T(n) - T1 is a small share of a step, it grows as the square root of n/m. A
-    large loss grows more slowly, in the end as the fourth root: such a step is little more than
-    the time of its messages, which grows slowly with the number of nodes. If the anchor shows no
-    loss, the step stays as it is. Nothing is fitted.
+    As long as the loss T(n) - T1 is a small share of a step, it grows as the square root of n/m.
+    Once it is most of the step, it grows as the fourth root. Most of such a step is the time of
+    messages, which grows slowly with the number of nodes. If the anchor shows no loss, the step
+    stays as it is. Nothing is fitted.
 
-    The evidence is eleven public curves or sets of curves: a weather model on GH200 GPUs (its
-    mean and its median step), ResNet-50 on A100 and on V100 GPUs, six networks of Pollux on T4
-    GPUs, and three networks on K80 GPUs. Each was predicted for 2 to 10 times the nodes of an
-    anchor of at least two nodes. Each set has a median error, and these are the medians over
-    the sets, for all anchors and for those whose loss is at most 35% of their step:
+    The evidence is eleven sets of public curves:
+
+    * 2 sets: the mean and the median step of a weather model on GH200 GPUs.
+    * 2 sets: ResNet-50 on A100 GPUs, and on V100 GPUs.
+    * 6 sets: each of six networks of Pollux on T4 GPUs.
+    * 1 set: three networks on K80 GPUs.
+
+    Steps were predicted for 2 to 10 times the nodes of an anchor of at least two nodes. The table
+    has the medians over the sets of the median error of each set. The first column is for all
+    anchors, and the second one for those whose loss is at most 35% of their step:
 
         law                                          all anchors    small losses
         this law                                        8.6%            6.2%
@@ -133,13 +138,13 @@ def step_interval_s(
     anchor_s : array_like
         The seconds of a step on the anchor, the largest measured number of GPUs.
     ratio : array_like
-        The number of nodes to predict for over the number of nodes of the anchor.
+        The number of nodes to predict for, divided by the number of nodes of the anchor.
     slowest_s : array_like, optional
         The seconds of the slowest step that was measured on as many GPUs as the anchor has, or on
         fewer. By default this is the anchor's step.
     jobs_s : pair of float, optional
-        The mean steps in seconds that the anchor's fastest and slowest job take, or may take where
-        one job alone measured the anchor. A job is one run of the training.
+        The mean steps of the fastest and of the slowest job on the anchor, in seconds. A job is one
+        run of the training. If one job alone measured the anchor, the caller estimates both.
 
     Returns
     -------
@@ -149,15 +154,15 @@ def step_interval_s(
 
     Notes
     -----
-    The interval should contain 90% of measured mean steps of a job. Its rule: the loss may
-    differ by a fifth, and by another fifth for each doubling of the nodes, and 5% of the step
-    comes on either side.
+    The interval should contain 90% of measured mean steps of a job. By its rule, the loss may
+    differ from the predicted loss by a fifth, and by another fifth for each doubling of the nodes.
+    Both limits are then moved outwards by 5%.
 
     The lower limit may fall as the nodes rise, although a step does not, because less is known far
     from the anchor. It may also lie below the anchor's step, because jobs scatter: 24% of the
-    steps on which the rule was chosen were shorter than the anchor's. An alternative was
-    tried, in which the lower limit is at least the anchor's step less the 3% by which another job
-    may differ. Its intervals contain 78% of these steps instead of 91%.
+    steps on which the rule was chosen were shorter than the anchor's. If the lower limit were at
+    least the anchor's step less the 3% by which another job may differ, the intervals would
+    contain 78% of these steps instead of 91%.
 
     Fewer GPUs are not slower than more, so a slower step on fewer GPUs casts doubt on the
     anchor. The upper limit then takes that step for the anchor's. It also assumes a loss of at
@@ -225,9 +230,14 @@ def interpolated_step_s(
     smaller, larger : tuple of int
         The numbers of GPUs and of nodes of these counts.
     target : tuple of int
-        The numbers of GPUs and of nodes of the count to interpolate. The larger count has at
-        least as many of both. The smaller count has at most as many nodes. If it has fewer nodes,
-        it may have more GPUs, and otherwise it has at most as many.
+        The numbers of GPUs and of nodes of the count to interpolate. They must satisfy
+
+            smaller nodes <= target nodes <= larger nodes,
+            target GPUs <= larger GPUs, and
+            smaller GPUs <= target GPUs if smaller nodes = target nodes.
+
+        So a smaller count with fewer nodes than the target may have more GPUs. An example is 16
+        GPUs on 1 node for a target of 4 GPUs on 2 nodes.
 
     Returns
     -------
@@ -252,9 +262,9 @@ def interpolated_step_s(
     # If the larger count does not have the larger position, its step is taken.
     weight = 1.0
     if to_larger > 0:
-        # The target may have a smaller position than the smaller count. It then gets the step
-        # of the smaller count. An example is a target of 4 GPUs on 2 nodes, whose mean is the
-        # root of 8, and a smaller count of 16 GPUs on 1 node, whose mean is the root of 16.
+        # If the smaller count has more GPUs, the target may have the smaller position, as in the
+        # example in the docstring: 4 * 2 is less than 16 * 1. It then gets the step of the
+        # smaller count.
         weight = min(1.0, max(0.0, to_target / to_larger))
     # The square of a step is linear in the position.
     square = smaller_s**2 + weight * (larger_s**2 - smaller_s**2)
@@ -418,8 +428,8 @@ def expected_maximum_s(steps_s: ArrayLike, ranks: int) -> float:
 
     Notes
     -----
-    The i-th smallest of k steps is the largest of N draws with the probability
-    (i/k)^N - ((i-1)/k)^N.
+    Each of N ``ranks`` draws one of the k steps. The i-th smallest step is the largest one drawn
+    with the probability (i/k)^N - ((i-1)/k)^N.
 
     Examples
     --------
@@ -429,7 +439,7 @@ def expected_maximum_s(steps_s: ArrayLike, ranks: int) -> float:
     1.75
     """
     sorted_s = np.sort(np.asarray(steps_s, float))
-    # shares_up_to[i] of all steps are no longer than the i-th smallest one.
+    # These are i/k for i from 0 to k.
     shares_up_to = np.arange(len(sorted_s) + 1) / len(sorted_s)
     probabilities = np.diff(shares_up_to**ranks)
     return float(probabilities @ sorted_s)
@@ -456,9 +466,9 @@ def all_reduce_s(
     best_bytes_per_s : float
         The largest bus bandwidth in the table, over all sizes and all counts of at least two nodes.
     anchor : tuple of int
-        The nodes and the ranks of the anchor, of at least two nodes.
+        The numbers of nodes and of ranks of the anchor, which has at least two nodes.
     target : tuple of int
-        The nodes and the ranks to predict for.
+        The numbers of nodes and of ranks to predict for.
 
     Returns
     -------
@@ -467,15 +477,16 @@ def all_reduce_s(
 
     Notes
     -----
-    The bytes take their time at the best bus bandwidth on any number of nodes. The rest of a
-    measured time grows as the logarithm of the number of nodes. The rest is not negative, because
-    the times of the anchor are in the table whose largest bus bandwidth is taken.
+    A time has two parts. The first is the time of the bytes at the best bus bandwidth, which is
+    taken to be the same on any number of nodes. The second is the rest of the measured time,
+    which grows as the logarithm of the number of nodes. The rest is not negative, because no time
+    of the anchor belongs to a larger bus bandwidth than the best one of the table.
 
     On Perlmutter (A100, one to four GPUs on each of 2 to 128 nodes), all-reduces of 1 to 64 MiB are
-    predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at 16 times
-    (27% and 47% if the times of the anchor are left unchanged). On ABCI, whose tables end at 32
-    MiB, the errors are 16 to 20% and 30%: a table should reach sizes at which the bus bandwidth
-    grows no more.
+    predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at 16
+    times. If the times of the anchor are left unchanged, the errors are 27% and 47%. On ABCI, whose
+    tables end at 32 MiB, the errors of the prediction are 16 to 20% and 30%: a table should reach
+    sizes at which the bus bandwidth grows no more.
 
     Examples
     --------
@@ -513,15 +524,15 @@ def gathered_s(
     seconds : array_like, shape (k,)
         Their times.
     n_bytes : array_like, shape (n,)
-        The sizes to predict for.
+        The sizes to predict for, in bytes of the whole buffer.
     ratio : float
-        The number of nodes to predict for over the number of nodes of the anchor.
+        The number of nodes to predict for, divided by the number of nodes of the anchor.
 
     Returns
     -------
     ndarray, shape (n,)
-        Seconds. NaN where the size over the ratio is smaller than the smallest size in the table or
-        larger than its largest one.
+        Seconds. The result is NaN where the size divided by the ratio lies outside the sizes in the
+        table.
 
     Notes
     -----
@@ -531,8 +542,8 @@ def gathered_s(
     the anchor, and takes r times as long.
 
     On Perlmutter, buffers of 1 to 64 MiB are predicted with a median error of 4 to 5% at 4
-    times the nodes and of 8 to 15% at 16 times, where the table reaches down far enough (50%
-    and 76% if the times of the anchor are left unchanged).
+    times the nodes and of 8 to 15% at 16 times, if the table has small enough sizes. If the times
+    of the anchor are left unchanged, the errors are 50% and 76%.
 
     Examples
     --------

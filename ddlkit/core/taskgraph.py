@@ -976,8 +976,9 @@ def of_iteration(
     Parameters
     ----------
     iteration : Iteration
-        A workload, a cost, and a plan: the gradients of a group share a message. Messages
-        follow one another, and gradients are not copied into buckets or out of them.
+        A workload, a cost, and a plan: the gradients of a group share a message. Its messages
+        must follow one another, and its gradients must not be copied into buckets or out of
+        them.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional
@@ -1152,7 +1153,7 @@ def effect_of_change(before: Schedule, after: Schedule) -> dict[str, Any]:
     dict
         For each schedule, the seconds between iterations, the resource that limits
         them, and the shares of the critical path. Keys of ``after`` end in "_after".
-        "iteration_speedup" is the time before the change over the time after it.
+        "iteration_speedup" is the time before the change, divided by the time after it.
     """
     effect: dict[str, Any] = {}
     for suffix, compared in (("", before), ("_after", after)):

@@ -106,20 +106,24 @@ class NoSuchRowsError(UserError):
     ) -> None:
         self.key = key
         self.listed = _listed(values)
-        asked_for = f"{key} {value}"
-        rows = "rows"
         if among:
             condition = " and ".join(f"{name} {given}" for name, given in among.items())
-            asked_for = f"{condition} has {asked_for}"
-            rows = f"rows with {condition}"
-            remedy = f"choose this {key}, or another value of {' or '.join(among)}"
+            message = (
+                f"no row with {condition} has {key} {value}: the rows with {condition} have "
+                f"{key} {self.listed}: choose this {key}, or another value of "
+                f"{' or '.join(among)}"
+            )
         elif len(values) == 1:
-            remedy = f"give {self.listed}, or leave the option out"
+            message = (
+                f"no row with {key} {value}: the rows have {key} {self.listed}: give "
+                f"{self.listed}, or leave the option out"
+            )
         else:
-            remedy = "choose one of these"
-        super().__init__(
-            f"{path}: no row with {asked_for}: the {rows} have {key} {self.listed}: {remedy}"
-        )
+            message = (
+                f"no row with {key} {value}: the rows have {key} {self.listed}: choose one of "
+                "these"
+            )
+        super().__init__(f"{path}: {message}")
 
 
 class SeveralValuesError(UserError):
@@ -154,10 +158,10 @@ class SeveralValuesError(UserError):
             f"{problem}: keep the rows of one of them, or correct the value where it is "
             "wrong"
         )
-        line = self.without_option
-        if option is not None:
-            line = f"{problem}: choose one with --{option}"
-        super().__init__(line)
+        if option is None:
+            super().__init__(self.without_option)
+        else:
+            super().__init__(f"{problem}: choose one with --{option}")
 
 
 def choose(
@@ -227,10 +231,11 @@ def choose(
             )
         elif value not in values:
             values_of_table = table[key].drop_duplicates().tolist()
-            # A value that no row of the table has is wrong, whatever else is wanted.
+            # If no row of the whole table has the value, the other wanted values do not matter,
+            # and the error leaves them out. Otherwise it says which rows lack the value.
             if value not in values_of_table:
                 raise NoSuchRowsError(path, key, value, values_of_table)
-            raise NoSuchRowsError(path, key, value, values, narrowed_by)
+            raise NoSuchRowsError(path, key, value, values, among=narrowed_by)
         chosen[key] = value
         if len(values) > 1:
             narrowed_by[key] = value
@@ -775,7 +780,7 @@ def read_inputs(path: Path, batch: int) -> dict[str, float]:
     # a disk or a bus. Ranks that decode share nothing, so their number does not matter.
     rows = rows[(rows["ranks"] == 1) | (rows["quantity"] == "decode")]
     # Only rows count that read, decode or copy in the way in which training does. Each way
-    # belongs to one quantity only.
+    # belongs to one quantity only, so one list of the ways serves for all quantities.
     rows = rows[rows["how"].isin(AS_TRAINING_DOES.values())]
     # Pictures that are stored "raw" need no decoding. The input of training is one JPEG
     # file for each picture.

@@ -177,8 +177,8 @@ def _exchange(path: Path, data: bytes, stamp: dict[str, Any]) -> None:
     the earlier table or the new one. ``data`` is the new content of the CSV, and ``stamp``
     is its stamp, to which this function adds the earlier stamp as "replaces".
     """
-    # `_verified` raises UserError if there is no table, or a damaged one. In both cases
-    # there is no stamp worth keeping.
+    # `_verified` raises UserError if there is no table, or a damaged one. The new stamp then
+    # has no entry "replaces", because no earlier stamp is worth keeping.
     with contextlib.suppress(UserError):
         _, stamp["replaces"] = _verified(path)
     try:
@@ -559,11 +559,12 @@ def _checked_stamp(stamp: dict[str, Any], path: Path) -> dict[str, Any]:
 def _verified(path: Path) -> tuple[bytes, dict[str, Any]]:
     """Return the bytes of a loose table, and the stamp that has their hash.
 
-    Another process may be exchanging the table and its stamp at the same time. A new stamp
-    is written first and contains the earlier one, so either of the two may be that of the
-    table. The table may also be exchanged after it was read here. So a table without a
-    matching stamp counts as damaged only if its bytes are still the same when they are read
-    again. Raises UserError if the table has no stamp, or counts as damaged.
+    Another process may be exchanging the table and its stamp at the same time. It writes the
+    new stamp before the new table. The new stamp contains the earlier stamp, and each of these
+    two is compared with the table. The table may also be exchanged between reading it and
+    reading its stamp. So a table without a matching stamp counts as damaged only if its bytes
+    are still the same when they are read again. Raises UserError if the table has no stamp, or
+    counts as damaged.
     """
     # None lets the loop begin, because no bytes are equal to it.
     data_of_last_try = None
@@ -792,8 +793,10 @@ def _packed_rows(name: str, part: Part) -> DataFrame:
 
     ``name`` is the name of the table, and ``part`` says in which pack its rows are.
     """
-    # All rows of the pack, and for each table where its rows are. They are cached. With the
-    # state of the file as further arguments, the cache reads a pack again that has changed.
+    # All rows of the pack, and for each table where its rows are. They are cached. The schema
+    # says which columns to read: a pack has tables of one schema only, so it is that of this
+    # table. With the state of the file as further arguments, the cache reads a pack again that
+    # has changed.
     rows, slices = _rows_of_pack(
         part.pack, part.pack_sha256, part.stamp["schema"], *_file_state(part.pack)
     )
@@ -890,12 +893,10 @@ def pack(folder: Path) -> list[Path]:
         # All packed tables by name: those of existing packs, and then the new ones.
         parts = packed(folder)
         packed_now: list[Path] = []
-        new_packs = _tables_to_pack(folder)
-        # A pack must not become too large, so tables of one schema and header may go into
-        # several packs, which the number tells apart.
-        for (schema, header, _pack_number), tables in new_packs.items():
-            packed_now += tables
-            parts = {**parts, **_write_pack(folder, schema, header, tables)}
+        for new_pack, tables in _tables_to_pack(folder).items():
+            new_parts = _write_pack(folder, new_pack.schema, new_pack.header, tables)
+            parts = {**parts, **new_parts}
+            packed_now += tables.keys()
         # Without a new pack, the file of stamps stays as it is.
         if packed_now:
             # The new packs are on the disk. They are listed in the file of stamps, and only
@@ -905,16 +906,32 @@ def pack(folder: Path) -> list[Path]:
     return sorted(packed_now)
 
 
-def _tables_to_pack(
-    folder: Path,
-) -> dict[tuple[str, str, int], dict[Path, list[str]]]:
+class _NewPack(NamedTuple):
+    """What tables have in common that go into one new pack.
+
+    Attributes
+    ----------
+    schema : str
+        The schema of the tables.
+    header : str
+        Their first line.
+    number : int
+        What tells packs of one schema and header apart. There may be several, because a
+        pack must not become too large.
+    """
+
+    schema: str
+    header: str
+    number: int
+
+
+def _tables_to_pack(folder: Path) -> dict[_NewPack, dict[Path, list[str]]]:
     """Return which loose tables of a folder go into which new pack.
 
-    The result is {(schema, header, pack number): {path of a table: its lines}}. The lines
-    are those of the rows, without the header, because a pack has one header for all of
-    its tables.
+    For each new pack, the result has the lines of its tables by the path of the table. The
+    header is not among these lines, because a pack has one header for all of its tables.
     """
-    new_packs: dict[tuple[str, str, int], dict[Path, list[str]]] = defaultdict(dict)
+    new_packs: dict[_NewPack, dict[Path, list[str]]] = defaultdict(dict)
     characters_so_far = 0
     for path in list_tables(folder):
         # A table that is in a pack already is listed, too, but is no file.
@@ -930,10 +947,12 @@ def _tables_to_pack(
             continue
         # Characters are counted over all tables of the folder, whatever their schemas.
         # Beyond each multiple of MOST_PACK_CHARACTERS, tables go into new packs, which
-        # limits the size of a pack. In a pack, each row begins with the name of its table.
+        # limits the size of a pack. In a pack, each row begins with the name of its table,
+        # which counts, too.
         characters_so_far += len(text) + len(rows) * len(f"{path.name},")
-        pack_number = characters_so_far // MOST_PACK_CHARACTERS
-        new_packs[stamp["schema"], header, pack_number][path] = rows
+        number = characters_so_far // MOST_PACK_CHARACTERS
+        new_pack = _NewPack(stamp["schema"], header, number)
+        new_packs[new_pack][path] = rows
     return new_packs
 
 
@@ -981,6 +1000,7 @@ def _pack_data(header: str, tables: dict[Path, list[str]], pack: Path) -> bytes:
     for path, rows in tables.items():
         lines += [f"{path.name},{row}" for row in rows]
     text = "\n".join([*lines, ""])
+    # The path of a pack ends in ".gz", so `bytes_of` compresses the text.
     return files.bytes_of(text, pack)
 
 
@@ -1036,10 +1056,10 @@ def _remove_replaced(folder: Path) -> None:
             path.unlink()
     for name, part in parts.items():
         path = folder / name
-        # A table that was saved after packing has another stamp. It is newer than the
-        # packed one, and stays.
         if path.exists():
             _, stamp = _verified(path)
+            # If the table was saved again after packing, its stamp differs from the packed
+            # one. It is newer than the packed table, and stays.
             if stamp != part.stamp:
                 continue
         # The table goes first, because a stamp without its table misleads nobody. If an
