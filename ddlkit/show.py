@@ -593,8 +593,8 @@ def scaling_curves(result: Scaling) -> pd.DataFrame:
     """
     anchor = result.anchor
     on_smallest_s = result.smallest.step_s
-    # The target is the count with the most GPUs. If these are all on a single node, the target
-    # has fewer nodes than the anchor, and all rows are those of the anchor.
+    # The target is the count with the most GPUs. If it has a single node, it has fewer nodes than
+    # the anchor, and all rows are those of the anchor.
     most_nodes = max(result.target.nodes, anchor.nodes)
     nodes = np.geomspace(anchor.nodes, most_nodes, 60)
     ratio = nodes / anchor.nodes

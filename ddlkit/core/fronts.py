@@ -270,8 +270,7 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
         )
         # Without a plan that may be better than the best one so far, there are no ends.
         if ends:
-            # A pass for a bound returns a plan, too. If it is one by suffixes, the tensors of
-            # its plan are numbered from the last one.
+            # In a pass by suffixes, the tensors of the plan are numbered from the last one.
             if this_pass.side == SUFFIXES:
                 ends = _mirrored_ends(ends)
             end_s = groups.end_s(ends)
@@ -280,10 +279,10 @@ def shortest(groups: Groups) -> tuple[tuple[int, ...], float]:
                 best_s = end_s
         if this_pass.is_lower_bound:
             bounds[this_pass.side] = fronts
-            # The front of all n tensors is a lower bound of complete plans. So no complete
-            # plan arrives before the corner, the smallest value of each coordinate.
-            _, arrived_s = fronts[n].corner
-            least_s = max(least_s, arrived_s)
+            # The front of all n tensors is a lower bound of complete plans. So no last message
+            # of a plan arrives before the least ``arrived_s`` of this front.
+            _, least_arrived_s = fronts[n].corner
+            least_s = max(least_s, least_arrived_s)
         # The lower bound and the best plan meet, up to rounding.
         if least_s >= best_s * (1 - ROUNDING):
             break

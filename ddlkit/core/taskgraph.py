@@ -614,7 +614,8 @@ def s_sgd(
     times : IterationTimes
         The times of one iteration, layers in forward order. Reads and copies are of the
         batch of *one* GPU. With a ``plan``, ``communication_s`` has the time of each
-        message. The message that is sent first comes last, as its layer does.
+        message. Messages are in the reverse of their order of sending, because the last
+        layers are sent first.
     strategy : Strategy
         What the framework hides behind computing.
     gpus : Gpus, optional

@@ -461,8 +461,8 @@ def _lock_or_refuse(path: Path, stack: contextlib.ExitStack) -> int:
                 raise UserError(
                     f"{path} is held by process {holder}: wait for it"
                 ) from error
-            # The holder has removed the file, and so gives up the lock. The next attempt
-            # makes the file anew.
+            # Without an id, the holder has removed the file, and so gives up the lock. The
+            # next attempt makes the file anew.
             _make_folder(path.parent)
             continue
         # Whoever held the lock before may have removed the file after this process had

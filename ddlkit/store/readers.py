@@ -452,10 +452,10 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
 
 
 def _refuse_without_forward(sheet: Sheet) -> None:
-    """Raise UserError for a user's profile that lacks only the times of forward.
+    """Raise UserError for a user's profile that lacks the times of forward.
 
-    A file with times of backward is taken for such a profile. Any other file without both
-    columns passes here, and is refused by the schema.
+    A file that has times of backward is taken for a profile. A file without them passes here,
+    and is refused by the schema.
     """
     if "backward_s" in sheet.header and "forward_s" not in sheet.header:
         advice = advice_on_missing_column("forward_s", sheet.header)
