@@ -79,9 +79,9 @@ def step_s(smallest_s: ArrayLike, anchor_s: ArrayLike, ratio: ArrayLike) -> Floa
         T(n)^2 = T1^2 + (Tm^2 - T1^2) sqrt(n/m).
 
     As long as the loss T(n) - T1 is a small share of a step, it grows as the square root of n/m.
-    Once it is most of the step, it grows as the fourth root. Most of such a step is the time of
-    messages, which grows slowly with the number of nodes. If the anchor shows no loss, the step
-    stays as it is. Nothing is fitted.
+    The more of the step it is, the more slowly it grows, in the end as the fourth root. A step that
+    is mostly loss is mostly the time of messages, which grows slowly with the number of nodes. If
+    the anchor shows no loss, the step stays as it is. Nothing is fitted.
 
     The evidence is eleven sets of public curves:
 
@@ -477,10 +477,10 @@ def all_reduce_s(
 
     Notes
     -----
-    A time has two parts. The first is the time of the bytes at the best bus bandwidth, which is
-    taken to be the same on any number of nodes. The second is the rest of the measured time,
-    which grows as the logarithm of the number of nodes. The rest is not negative, because no time
-    of the anchor belongs to a larger bus bandwidth than the best one of the table.
+    A time has two parts. The first is the time of the bytes at the best bus bandwidth. This
+    bandwidth is taken to be the same on any number of nodes. The second is the rest of the measured
+    time, which grows as the logarithm of the number of nodes. The rest is not negative, because no
+    time of the anchor belongs to a larger bus bandwidth than the best one of the table.
 
     On Perlmutter (A100, one to four GPUs on each of 2 to 128 nodes), all-reduces of 1 to 64 MiB are
     predicted with a median error of 5.5% at 4 times the nodes of the anchor and of 9.5% at 16
