@@ -304,7 +304,7 @@ def _limit_minutes(number: str, first_cell: str) -> float:
     stated = re.search(r"^\* \*\*Time:\*\* (\d+) minutes", first_cell, re.MULTILINE)
     if not stated:
         return limit
-    # Stated minutes are rounded, so up to half a minute more is what the cell states.
+    # Stated minutes are rounded, so that up to half a minute more agrees with them.
     return min(limit, int(stated[1]) + 0.5)
 
 

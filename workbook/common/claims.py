@@ -164,7 +164,7 @@ class Result:
 
 
 def _result(evidence: Evidence, values: Values, note: str, grade: str = "") -> Result:
-    """Return a result of numbers or of intervals, each of which the result has once.
+    """Return a result of numbers or of intervals, without repetitions.
 
     Parameters
     ----------
@@ -302,8 +302,8 @@ def by_model(
         outcome = Outcome(left_out.standing)
         return Verdict(outcome, _how_it_stands(left_out, lowest, highest))
 
-    # The other statements choose the settings, whatever interval is judged, and with them
-    # the values. So no interval is given here.
+    # No interval is given here, because the values do not depend on it: the other statements
+    # alone choose the settings.
     values = offset + scale * search.without(quantity).values
     return replace(modelled(values, note), judge=judge)
 
@@ -319,7 +319,7 @@ def _how_it_stands(left_out: LeftOut, lowest: float, highest: float) -> str:
         The range of the claim's number in the settings that meet the most others.
     """
     together = "it holds nowhere"
-    # How many others hold at most where the statement holds too, or -1 if it never holds.
+    # ``with_it`` is how many others hold at most where the statement holds, or -1 if it never does.
     if left_out.with_it >= 0:
         together = f"{left_out.with_it} with it"
     text = (
@@ -327,8 +327,8 @@ def _how_it_stands(left_out: LeftOut, lowest: float, highest: float) -> str:
         f"{together}; it holds in {left_out.share:.0%} of the {left_out.settings:,} "
         f"settings that meet the most others ({lowest:.4g} to {highest:.4g})"
     )
-    # The scanned numbers, with those of all their values at which the statement holds in some
-    # setting, whether or not it meets the most others. Many values would make the text long.
+    # By the name of a scanned number, the only values at which the statement holds in any setting
+    # of the grid. They are listed if they are few, because many would make the text long.
     for name, values in left_out.only.items():
         if len(values) <= FEW:
             listed = " or ".join(f"{value:.3g}" for value in values)

@@ -62,8 +62,9 @@ class Stated:
 
 
 APART = 2
-"""How many other statements a statement must cost to be contradicted by them. That one
-fewer holds decides nothing."""
+"""A statement is contradicted by the others if at least so many fewer of them hold where it holds.
+
+One fewer decides nothing."""
 HALF = 0.5
 """The least share of the settings, or of the cases, in which a statement must hold to be
 compatible with them."""
@@ -90,8 +91,8 @@ class LeftOut:
     share : float
         The share of these settings in which the statement holds.
     only : mapping of str to ndarray
-        The scanned numbers at some values of which the statement never holds, with the
-        values at which it does.
+        By the name of a scanned number, those of its values at which the statement holds in
+        some setting. Numbers at each value of which it does so are left out.
     """
 
     values: Floats
@@ -106,8 +107,8 @@ class LeftOut:
     def standing(self) -> str:
         """Return "contradicted" by the others, "compatible" with them, or "undecided".
 
-        The statement itself never counts among those that a setting meets, because
-        settings that are chosen for meeting it would agree with it by arithmetic.
+        The settings are chosen by the other statements alone. If the statement itself counted,
+        it would favour settings that agree with it.
         """
         never_holds = self.with_it < 0
         # Where the statement holds, at least APART fewer others hold than elsewhere.
@@ -240,15 +241,15 @@ class SettingSearch:
         Returns
         -------
         LeftOut
-            How many of the other statements can be met with the interval and without it, and
-            in what share of the chosen settings the interval has the quantity.
+            How many of the other statements can hold together, how many where the quantity lies
+            in the interval, and in what share of the chosen settings it lies there.
         """
-        # In which settings the statement of this name holds: in none if there is no such one.
+        # In which settings the statement of this name holds. If there is none, in no setting.
         statement_holds = self._where_holds(name)
         # How many of the other statements hold, by setting.
         others = self.count - statement_holds
-        # In which settings the judged interval has the quantity. NaN stands for an interval
-        # that was not given.
+        # In which settings the quantity lies in the judged interval. Without a given interval
+        # (NaN), the statement is judged.
         holds = statement_holds
         if not math.isnan(low):
             holds = self._where_between(name, low, high)
@@ -263,12 +264,12 @@ class SettingSearch:
             values=best.values,
             others=len(self.stated) - is_stated,
             most=best.most,
-            # The most other statements that are met where the interval has the quantity, or -1
-            # if it never has.
+            # The most other statements that hold where the quantity lies in the interval, or -1
+            # if it lies there in no setting.
             with_it=int(others.max(where=holds, initial=-1)),
             settings=len(best.places),
             share=float(holds[best_places].mean()),
-            # The scanned values at which the interval has the quantity in any setting.
+            # The scanned values at which the quantity lies in the interval in some setting.
             only=self._only_at(holds),
         )
 
@@ -334,14 +335,15 @@ class SettingSearch:
         """
         free = self.grid.free
         only = {}
-        # The scanned numbers are the last axes of the grid. The axes before them are merged:
-        # does the statement hold anywhere along them?
+        # The scanned numbers are the last axes of the grid. Along all axes before them, it only
+        # matters whether the statement holds anywhere.
         first_axes = tuple(range(holds.ndim - len(free)))
         remaining = holds.any(axis=first_axes)
-        # The first axis of what remains is the scanned number whose turn it is. All axes
-        # behind it are merged for its result, and then the first axis itself.
+        # The first axis of what remains belongs to the number whose turn it is.
         for name, scanned in free.items():
+            # All other axes become one, along which the statement must hold anywhere.
             holds_somewhere = remaining.reshape(len(scanned), -1).any(axis=1)
+            # Without its first axis, it begins with the axis of the next number.
             remaining = remaining.any(axis=0)
             if not holds_somewhere.all():
                 only[name] = scanned[holds_somewhere]

@@ -294,8 +294,8 @@ class Source:
         Returns
         -------
         dict of str to ndarray
-            The time of each iteration over their median, by the hash of the profile.
-            Profiles whose samples were not kept are left out.
+            The time of each iteration divided by the median time, by the hash of the
+            profile. Profiles whose samples were not kept are left out.
         """
         scatter = {}
         for path, profile in self._profiles().items():

@@ -129,8 +129,8 @@ class Judge:
     def __call__(self, number: int, answer: Any) -> None:
         """Print whether an answer is right, with the hint or the explanation.
 
-        An answer in words must only not be empty. The three points of the solution are then
-        printed, and the reader compares them with the answer.
+        Any answer in words is accepted, unless it is empty. The three points of the solution are
+        then printed, and the reader compares them with the answer.
 
         Parameters
         ----------
@@ -164,10 +164,10 @@ class Judge:
         key = self._key(number, solution.solution)
         if answer is None:
             answer = key.answer
-        # An empty text means that nothing is wrong, here and in ``problem``.
+        # The fault is "" if the answer is right.
         fault = key.refusal(answer)
-        # The notebooks of the book give None as each answer, so that the fault is the
-        # solution's.
+        # When the book is built, its notebooks give None as each answer, so that a fault is that of
+        # the solution.
         if tests_solution:
             problem = f"the solution {fault}" if fault else key.weakness()
             if problem:

@@ -20,14 +20,14 @@ MEANINGS = {
     "interval covers, most": "single steps in their 95% intervals",
 }
 """What each goal of data/goals.yml is called in the notebook."""
-WITHOUT_GOAL = (
-    "median error of steps, our model on the transferred cases",
-    "largest error of a step",
-    "number of cases",
-    "number of transferred cases",
-    "number of labs",
-)
-"""The rows below those of the goals."""
+WITHOUT_GOAL = {
+    "our_median_error": "median error of steps, our model on the transferred cases",
+    "largest_error": "largest error of a step",
+    "cases": "number of cases",
+    "transferred_cases": "number of transferred cases",
+    "labs": "number of labs",
+}
+"""What the rows below those of the goals are called in the notebook, in their order."""
 
 
 def reached(sets: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -51,16 +51,17 @@ def reached(sets: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     goals = accuracy.goals("links")
     reached_by_set = {}
     for name, cases in sets.items():
+        numbers = _numbers_without_goal(cases)
         reached_by_set[f"{name} set"] = [
             *_outcomes(goals, cases),
-            *_numbers_without_goal(cases),
+            *[numbers[row] for row in WITHOUT_GOAL],
         ]
     meanings = [MEANINGS[goal.goal] for goal in goals]
     bounds = [_wanted(goal) for goal in goals]
     no_bounds = [""] * len(WITHOUT_GOAL)
     return pd.DataFrame(
         {
-            "goal": [*meanings, *WITHOUT_GOAL],
+            "goal": [*meanings, *WITHOUT_GOAL.values()],
             "wanted": [*bounds, *no_bounds],
             **reached_by_set,
         }
@@ -90,23 +91,22 @@ def _outcomes(goals: list[accuracy.Goal], cases: pd.DataFrame) -> list[str]:
     return outcomes
 
 
-def _numbers_without_goal(cases: pd.DataFrame) -> list[str | int]:
-    """Return the numbers of the rows of WITHOUT_GOAL, in their order.
+def _numbers_without_goal(cases: pd.DataFrame) -> dict[str, str | int]:
+    """Return the number of each row of WITHOUT_GOAL, by the key of the row.
 
-    ``model_error`` is the relative error of our model, which takes the costs of messages from
-    the lab of the case. ``transferred_error`` is that of the model which takes them from other
-    labs.
+    A case has a ``transferred_error`` if it was also predicted by the transferred model, which
+    takes the costs of messages from other labs. Our model, whose error is ``model_error``, takes
+    them from the lab of the case.
     """
-    # Only some cases, the transferred ones, were also predicted with the costs of other labs.
-    # The error of the transferred model has a goal of its own. The error of our model on the
-    # same cases shows which of the two models is better.
     transferred = cases.dropna(subset="transferred_error")
+    # A goal asks for the median error of the transferred model. That of our model on the same
+    # cases is given for comparison.
     our_median_error = transferred["model_error"].abs().median()
     largest_error = cases["model_error"].abs().max()
-    return [
-        f"{our_median_error:.2%}",
-        f"{largest_error:.2%}",
-        len(cases),
-        len(transferred),
-        cases["lab"].nunique(),
-    ]
+    return {
+        "our_median_error": f"{our_median_error:.2%}",
+        "largest_error": f"{largest_error:.2%}",
+        "cases": len(cases),
+        "transferred_cases": len(transferred),
+        "labs": cases["lab"].nunique(),
+    }

@@ -32,7 +32,7 @@ def passes(ranks: int) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row for each step and sending rank; steps, ranks and pieces count from 0.
+        One row for each step and sending rank. Steps, ranks and pieces count from 0.
         The columns are ``step``, ``rank`` (the sender), ``to`` (its right neighbour),
         ``piece``, ``summed`` (of how many ranks the sent piece is the sum) and ``adds``.
         If ``adds`` is true, the neighbour adds the piece to its own one, or else it replaces
@@ -57,7 +57,8 @@ def passes(ranks: int) -> pd.DataFrame:
             # The last rank sends to rank 0.
             to = (rank + 1) % ranks
             # In step 0 each rank sends the piece of its own number. In each later step it sends
-            # the piece that it received in the step before, whose number is one lower.
+            # the piece that it received in the step before. The number of this piece is one lower
+            # than that of the piece that it sent in the step before.
             piece = (rank - step) % ranks
             # All ranks send at the same time, so that each sends what it had before the step.
             passed = int(before[rank, piece])

@@ -25,7 +25,7 @@ from workbook.validate.clusters import scaling
 GRADIENT_BYTES = 924e6
 """The gradients of the weather model, whose 231 million parameters are in fp32."""
 BUCKETS = 37
-"""So many buckets of 25 MB they fill."""
+"""The number of buckets of 25 MB that the gradients fill."""
 BACKWARD_S = 0.7106
 UPDATE_S = 0.0063
 """Backward pass and update on one GPU, as its profiler reports them."""
@@ -39,7 +39,7 @@ def steps() -> pd.DataFrame:
 
 
 def weather_model() -> Workload:
-    """Return the weather model as BUCKETS equal buckets, each with as much of the backward pass.
+    """Return the weather model as BUCKETS buckets with equal bytes and equal backward times.
 
     The layers of the model are not published. The forward pass is what remains of a step on one
     GPU without the backward pass and the update.
@@ -77,7 +77,7 @@ def predicted() -> Scaling:
         frame[frame["nodes"] <= SHOWN_NODES],
         # Steps were measured on these nodes, too, with which the prediction is compared.
         nodes=[25, 50, 100],
-        # These two give the time of the messages, for the step that nothing else lengthens.
+        # From these two follows how long a step takes if only messages lengthen it.
         workload=weather_model(),
         collectives=all_reduces(),
         wish=0.8,
@@ -159,7 +159,7 @@ def numbers() -> pd.DataFrame:
             "shown": count.measured,
             "reconstructed": count.nodes == 100,
         }
-        # The tables have no all-reduces on a single node, for which this is None.
+        # On a single node this is None, because the tables have no all-reduces there.
         if count.only_messages_step_s is not None:
             row["messages_alone"] = one_gpu_s / count.only_messages_step_s
         if not count.measured:
@@ -183,7 +183,7 @@ def _predictions(count: Count, curves: pd.DataFrame) -> dict[str, object]:
     dict
         The columns ``model``, ``lower``, ``upper``, ``log2`` and ``linear`` of `numbers`.
     """
-    # A count that was not measured has an interval. The type checker does not know.
+    # Every count without a measured step has an interval, which the type checker cannot know.
     assert count.scaling_factor_interval is not None
     lower, upper = count.scaling_factor_interval
     columns: dict[str, object] = {

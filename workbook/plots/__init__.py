@@ -182,9 +182,9 @@ def bars(
     legend : str, optional
         The place of the legend, as `add_legend` takes it.
     pairs : str, optional
-        The label of the horizontal axis, if each two successive rows are a pair. Both rows
-        of a pair have the same name, which is written once. By default rows are no pairs,
-        each has a name of its own, and the axis has no label.
+        The label of the horizontal axis. It also says that the first two rows are a pair, the
+        next two as well, and so on. Both rows of a pair have the same name, which is written
+        once. By default the axis has no label, and each row has a name of its own.
     """
     rows, columns = table.shape
     middles = _group_middles(rows, in_pairs=bool(pairs))
@@ -246,9 +246,9 @@ def paired_bars(
     Parameters
     ----------
     panels : mapping of str to (DataFrame, str)
-        Two things by the heading of a panel. The table has the heights of the parts of the
-        panel's bars in seconds, as `bars` takes them, with two rows for each pair. The text
-        is the label of the horizontal axis.
+        A table and a text for each panel, by the heading of the panel. The table has the
+        seconds of each part of each bar, with two rows for each pair, as `bars` takes it. The
+        text is the label of the horizontal axis.
     label : str
         The label of the vertical axes, to which the unit is added.
 
@@ -339,8 +339,8 @@ def error_rows(
     for row, (style, shares) in enumerate(zip(styles, errors.values(), strict=True)):
         percent = 100 * np.asarray(shares, dtype=float)
         places = np.full(percent.size, row)
-        (dots,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
-        dots.set(color=style.color, markerfacecolor=style.face)
+        (markers,) = ax.plot(percent, places, style.marker, markersize=4.5, alpha=0.45)
+        markers.set(color=style.color, markerfacecolor=style.face)
         (bar,) = ax.plot(np.median(percent), row, "|", color=INK)
         bar.set(markersize=16, markeredgewidth=2.2)
         median_error = np.median(np.abs(percent))
@@ -397,7 +397,7 @@ def intervals(
         ax.hlines(rows, arrays[0], arrays[1], color=style.color, linewidth=3)
         # The third array if there is one, else both ends.
         marked = arrays[2:] or arrays
-        # Only the first markers of a series have an entry in the legend, because matplotlib
+        # Each series has one entry in the legend, that of its first markers, because matplotlib
         # leaves out labels that begin with an underscore.
         for places, marker_label in zip(marked, (style.label, "_"), strict=False):
             points(ax, places, rows, replace(style, label=marker_label), size=4)
@@ -455,8 +455,8 @@ def heat_maps(
 ) -> Figure:
     """Draw heat maps with one scale of colours, in which red is worse.
 
-    A number may be no real difference: its interval contains 0, or 1 if it is a ratio. Such a
-    number is in parentheses and without colour.
+    A number whose interval contains 0, or 1 if the number is a ratio, may be no real difference.
+    It is in parentheses and without colour.
 
     Parameters
     ----------
@@ -479,13 +479,13 @@ def heat_maps(
     """
     columns = columns or len(panels)
     # How high the rows of panels are, relative to each other.
-    ratios = _row_lengths(list(panels.values()), columns)
+    row_heights = _row_lengths(list(panels.values()), columns)
     figure, axes = canvas(
         columns,
-        len(ratios),
-        height=len(ratios) * height,
+        len(row_heights),
+        height=len(row_heights) * height,
         squeeze=False,
-        height_ratios=ratios,
+        height_ratios=row_heights,
     )
     grids = [panel.grid.stack() for panel in panels.values()]
     numbers = pd.concat(grids).astype(float)
@@ -541,8 +541,8 @@ def texts(panel: Panel, form: str, no_difference: float = 0.0) -> pd.DataFrame:
     form : str
         The format of a number.
     no_difference : float, optional
-        The number that means no difference. A number is in parentheses if its interval
-        contains this one and has a width.
+        The number that means no difference. Numbers whose interval contains it are in
+        parentheses, except for exact numbers, whose interval has no width.
 
     Returns
     -------
@@ -568,7 +568,7 @@ def _heat_map(ax: Axes, panel: Panel, scale: Normalize, form: str) -> None:
 
     ``scale`` gives each number its colour, and ``form`` is the format of a number.
     """
-    # This module takes longer to import than all others that are used here.
+    # It is imported only here, because that takes longer than to import all other modules.
     import seaborn as sns
 
     # Ratios are drawn on a logarithmic scale, and nothing else is.
@@ -658,9 +658,9 @@ def samples(
         ylabel = y
         log = ""
     grouped = (factor * frame[y]).groupby(keys)
-    # Half of the samples in a band lie at either side of the median. With 95%, the band goes
-    # from the quantile 0.025 to the quantile 0.975.
-    half = percent / 200
+    # Half of the samples in a band lie below the median, and half above it. With 95%, the band
+    # goes from the quantile 0.025 to the quantile 0.975.
+    half = percent / 100 / 2
     # `unstack` gives a row for each size and a column for each series. It sorts the series,
     # and ``names`` brings them back into the order in which they occur.
     low = grouped.quantile(0.5 - half).unstack()[names]

@@ -11,7 +11,7 @@ from workbook.plots.style import SOFT, time_unit
 FLOOR_FROM_BYTES = 2**15
 """The smallest message whose floor is drawn, a choice.
 
-Smaller messages take far longer than their floor."""
+A smaller message takes far longer than its floor, which would only stretch the axis of times."""
 
 
 def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
@@ -22,9 +22,9 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
     samples : DataFrame
         Measured ``seconds`` by ``bytes`` and ``series``, the name of a link with its ranks.
     medians : DataFrame
-        The median ``seconds``, also by ``bytes`` and ``series``. A further column
-        ``floor_s`` has the least seconds that the link allows, in which it also carries the
-        headers of packets, or NaN if they are not known.
+        A row for each size in ``bytes`` and each of the ``series``. Only its ``floor_s`` is
+        drawn: the least seconds in which the link can carry the message and the headers of its
+        packets. It is NaN if the rate of the link is not known.
 
     Returns
     -------
@@ -38,10 +38,11 @@ def draw(samples: pd.DataFrame, medians: pd.DataFrame) -> Figure:
         plots.samples(ax, samples.sort_values("series"), x="bytes", series="series")
         # `plots.samples` has drawn its times in the same unit.
         scale, _ = time_unit(samples["seconds"])
-        # Links without a known floor have NaN.
-        with_floor = medians.dropna()
+        with_floor = medians.dropna(subset="floor_s")
+        # Small messages take far longer than their floor. Floors far below all measured times
+        # would only stretch the axis.
         with_floor = with_floor[with_floor["bytes"] >= FLOOR_FROM_BYTES]
-        # All floors have one label, which the legend of a sheet has once.
+        # The legend of a sheet has each label once, so that all floors share one entry.
         for _, rows in with_floor.groupby("series"):
             ax.plot(
                 rows["bytes"],

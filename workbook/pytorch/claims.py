@@ -59,20 +59,20 @@ def _called(pairs: pd.DataFrame) -> Result:
     Parameters
     ----------
     pairs : DataFrame
-        A row for each ratio. ``of`` is the label of an estimate in `recorded`, ``over`` the
-        label of the estimate that it is divided by, or "" for none, and ``unit`` a number
-        by which the result is divided, too.
+        A row for each ratio. ``of`` is the label of an estimate in `recorded`. It is divided
+        by the estimate with the label ``over``, unless this is "", and then by the number
+        ``unit``.
     """
     estimates = recorded()
     numerators = estimates[pairs["of"]].to_numpy()
     denominators = np.array(
         [estimates[label] if label else 1.0 for label in pairs["over"]]
     )
+    # Everything by which a numerator is divided, as the note shows it.
+    divisors = denominators * pairs["unit"]
     ratios = [
-        f"{numerator:.4g} over {denominator:.4g}"
-        for numerator, denominator in zip(
-            numerators, denominators * pairs["unit"], strict=True
-        )
+        f"{numerator:.4g} over {divisor:.4g}"
+        for numerator, divisor in zip(numerators, divisors, strict=True)
     ]
     note = f"by calling torch {VERSION}: {'; '.join(ratios)}"
     return counted(numerators / denominators / pairs["unit"], note)
@@ -86,10 +86,10 @@ CHECKS |= {
 
 @check("pytorch-saturation")
 def _saturation() -> Result:
-    """Return the bandwidth of an all-gather of the saturating size over that of 1 GiB.
+    """Return the share of the bandwidth of 1 GiB that an all-gather of the saturating size reaches.
 
-    The saturating size is the size at which, by torch, an all-gather reaches 90% of the
-    bandwidth. There is a ratio for eight GPUs of each kind that the claim names.
+    At the saturating size, torch says, an all-gather reaches 90% of the bandwidth. There is a
+    share for eight GPUs of each kind that the claim names.
     """
     ratios = []
     for device in ("V100", "A100", "H100"):

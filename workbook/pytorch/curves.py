@@ -147,8 +147,8 @@ def with_measured(log: Log, sizes: ArrayLike) -> dict[str, Floats]:
     # The cost of a log is no model, but a table of measured times. It is interpolated between
     # the sizes that were measured.
     times_s["measured"] = log.cost(sizes)
-    # The models of LEFT_MODELS keep their places before the measured times. The other models
-    # come last.
+    # The models of LEFT_MODELS are in both dicts, and keep their places before the measured
+    # times. The other models are added behind them.
     return {**times_s, **estimates_s}
 
 

@@ -110,14 +110,15 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
     Returns
     -------
     ndarray, shape of ``n_bytes``
-        GB/s, or 0 for "ll128" between nodes, which is not tried.
+        GB/s. It is 0 for "ll128" between nodes, so that this is never chosen.
 
     Notes
     -----
     In a node the rate is that of NVLink, else that of the network. The network's rate
     grows with the nodes, and from three nodes on with the size too. A ring with "simple"
-    gets all of the rate. Any other algorithm and protocol gets a share of the rate, up to a
-    cap: that of "ll", or what all channels carry.
+    gets all of the rate. Every other combination of algorithm and protocol gets a share of
+    the rate, but no more than a cap. With "ll" the source states the cap. With other protocols
+    the cap is the number of channels times the rate of one channel.
     """
     rate = _link_rate(n_bytes, group)
     in_one_node = group.nodes == 1
@@ -130,7 +131,7 @@ def bus_rate(n_bytes: ArrayLike, group: Group, algorithm: str, protocol: str) ->
             cap = group.code("cap-ll", "volta")
         return np.minimum(share * rate, cap)
     if protocol == "ll128" and not in_one_node:
-        # A rate of 0 keeps this protocol from being chosen.
+        # With a rate of 0, this protocol is never chosen.
         return np.zeros_like(rate)
     variant = f"{algorithm}-{protocol}"
     if variant == "ring-simple":
@@ -191,8 +192,8 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
     far_us = CODE[f"step-network-{algorithm}-{protocol}"]
     base_us = CODE[f"base-{algorithm}-{protocol}"]
     if group.nodes > 1:
-        # Among several nodes, a step within a node takes at least the network's overhead, which the
-        # source, after NCCL, triples for "simple".
+        # Among several nodes, a step within a node takes at least the overhead of the network. In
+        # the source, as in NCCL, the overhead of "simple" is three times as large.
         overhead_us = CODE["overhead-network"]
         if protocol == "simple":
             overhead_us = CODE["overhead-simple"]
@@ -202,9 +203,9 @@ def startup_us(group: Group, collective: str, algorithm: str, protocol: str) -> 
         between = np.floor(np.log2(group.nodes))
         # The sums pass up the tree to its root, and down again.
         return base_us + 2 * (within * near_us + between * far_us)
-    # Some steps of a ring are between nodes, and all others within a node. The source counts
-    # two rounds between nodes for an all-reduce, and one for each other collective. It has no case
-    # for a "p2p", whose single step leaves fewer than 0 steps within nodes from three nodes on.
+    # Those steps of a ring that are not between nodes are within a node. The source counts two
+    # rounds between nodes for an all-reduce, and one for any other collective. It does not treat
+    # a "p2p" apart, so that ``within`` is negative for its single step from three nodes on.
     rounds_between = 2 if collective == "all_reduce" else 1
     between = rounds_between * (group.nodes - 1)
     within = group.steps(collective) - between
@@ -239,8 +240,9 @@ def algorithm_s(
     -----
     t = l + n / (1000 B), in microseconds
 
-    l is `startup_us`, and B is the algorithm's bandwidth in GB/s: `bus_rate` times ranks
-    over steps for a ring, and half of `bus_rate` for a tree, corrected by size.
+    l is `startup_us`, and B is the bandwidth of the algorithm in GB/s. For a ring, B is
+    `bus_rate` times the number of ranks, divided by the number of steps. For a tree, B is
+    half of `bus_rate`, corrected by size.
 
     Source: _inductor/comm_analysis.py, 2.13.0.
     """
@@ -248,6 +250,7 @@ def algorithm_s(
     # The rate is 0 for "ll128" between nodes.
     rate = bus_rate(n, group, algorithm, protocol)
     if algorithm == "ring":
+        # A rank sends n / ranks bytes in each step, by the source also in the step of a "p2p".
         rate = rate * group.ranks / group.steps(collective)
     else:
         # The source lists a correction for each of 24 powers of two from 64 bytes on. Larger
@@ -259,9 +262,10 @@ def algorithm_s(
         correction = np.array(corrections)[np.minimum(doublings, 24).astype(int)]
         # Only an all-reduce has a tree. The rate of other collectives becomes 0.
         has_tree = collective == "all_reduce"
+        # The sums pass up the tree and down again, which halves the rate.
         rate = rate / 2 * correction * has_tree
-    # At 1 GB/s, 1000 bytes take a microsecond. A rate of 0, of what is not tried, is replaced here
-    # by a tiny one, so that the division gives no warning. Its time becomes infinite below.
+    # At 1 GB/s, 1000 bytes take a microsecond. A rate of 0, whose time becomes infinite below, is
+    # replaced by a tiny one here, so that the division gives no warning.
     sent_us = n / 1e3 / np.maximum(rate, 1e-99)
     took_us = startup_us(group, collective, algorithm, protocol) + sent_us
     return np.where(rate > 0, took_us / 1e6, np.inf)
@@ -321,8 +325,8 @@ def parts(collective: str, ranks: int) -> tuple[int, int]:
     Returns
     -------
     input_parts, output_parts : int
-        The input is the message over ``input_parts``, and the output is the message over
-        ``output_parts``.
+        The input is the message divided by ``input_parts``, and the output is the message
+        divided by ``output_parts``.
     """
     if collective == "all_gather":
         return ranks, 1
@@ -497,9 +501,9 @@ def profiled_s(
     -----
     - A size that the profile has takes as long as its first sample.
     - Between two sizes, log t is linear in log n.
-    - Below all sizes, and up to twice the largest size, t is proportional to n, with the
-      bandwidth of the nearest size.
-    - Above twice the largest size, t is n over the bandwidth of the fastest of the
+    - Below the smallest size, and from the largest size to twice the largest, t is
+      proportional to n, with the bandwidth of the nearest size.
+    - Above twice the largest size, t is n divided by the bandwidth of the fastest of the
       process group's five largest messages, whatever their collective.
 
     Source: _inductor/fx_passes/profile_guided_estimation.py, 2.13.0.
@@ -531,21 +535,21 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
     ndarray, shape of ``n``
         Seconds, by the first three cases in the notes of `profiled_s`.
     """
-    # The places of the first sample of at least n bytes, and of the first of more than n bytes.
-    # The samples from the one place to just before the other have the size n.
+    # The place of the first sample of at least n bytes, and that of the first sample of more than
+    # n bytes. The places differ if a sample has the size n.
     first_at_least = np.searchsorted(sizes, n, "left")
     first_above = np.searchsorted(sizes, n, "right")
     is_seen = first_at_least < first_above
-    # The places of the last sample of at most n bytes and of the first of at least n bytes. For the
-    # sizes 4, 4 and 9, they are 1 and 2 for n = 6, which is between two sizes, and 1 and 0 for
-    # n = 4, which is seen twice. Beyond all sizes, both are the place of the nearest sample.
+    # The place of the last sample of at most n bytes, and that of the first sample of at least n
+    # bytes. If n is below or above all sizes, both are the place of the nearest sample. In the
+    # sizes 4, 4 and 9, they are 1 and 2 for n = 6, and 1 and 0 for n = 4, which is a seen size.
     lower = np.maximum(first_above - 1, 0)
     upper = np.minimum(first_at_least, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
 
-    # The weight of the upper sample. Where n is not between two sizes, the 2 keeps log_ratio
-    # from being 0, and the result is not used.
+    # Where n is not between two sizes, nothing of this is used. The 2 keeps log_ratio from being 0.
     log_ratio = np.log(np.where(is_between, sizes[upper] / sizes[lower], 2))
+    # The weight of the upper sample.
     weight = np.where(is_between, np.log(n / sizes[lower]) / log_ratio, 0)
     log_lower_s = np.log(times[lower])
     log_upper_s = np.log(times[upper])
@@ -565,9 +569,11 @@ def _fastest_rate(sizes: Floats, times: Floats, others: ArrayLike) -> float:
     ``sizes`` and ``times`` are the bytes and the seconds of the samples of one collective, and
     ``others``, of shape (2, o) or empty, has those of the other collectives of the group.
     """
-    # The first row has sizes, and the second one times. An empty ``others`` gets shape (2, 0).
+    # An empty ``others`` gets shape (2, 0).
     others = np.reshape(others, (2, -1))
-    all_sizes, all_times = np.hstack([[sizes, times], others])
+    # The first row has sizes, and the second one times.
+    samples = np.hstack([[sizes, times], others])
+    all_sizes, all_times = samples
     largest_first = np.argsort(-all_sizes, kind="stable")
     largest = largest_first[: int(CODE["profile-largest"])]
     return np.max(all_sizes[largest] / all_times[largest])

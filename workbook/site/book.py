@@ -70,13 +70,13 @@ def build(
     Parameters
     ----------
     recorded : bool
-        Whether nothing that was measured on this machine is shown. Then ``reports`` is
-        reports/, the published record, by default; else it is build/reports.
+        Whether to show recordings only, and nothing that was measured on this machine.
     data : Path, optional
         The directory of what was measured on this machine, which notebooks show under
         *On this machine*. It is their parameter ``here``.
     reports : Path, optional
-        The directory for figures, key numbers and the two reports.
+        The directory for figures, key numbers and the two reports. By default reports/, the
+        published record, if only recordings are shown, or else build/reports.
     only : sequence of str
         The numbers of the notebooks to run. Empty means all of them.
 
@@ -200,8 +200,8 @@ def run(
     """
     _check_open_files()
     common = _common_state(here, inputs)
-    # Notebooks that run at the same time end in any order. Their lines number them as they end, so
-    # that the last line has the number of all.
+    # Notebooks that run at the same time end in any order. The lines of progress number them in
+    # the order in which they end, so that the last line says that all have ended.
     ended = itertools.count(1)
     with scratch() as folder:
         runs = []
@@ -289,7 +289,7 @@ def _run_all(
             time.sleep(POLL_S)
             running = [run for run in running if not run.is_done(timeout_s)]
     finally:
-        # Only after a failure or an interrupt a notebook is still running.
+        # If a notebook is still running here, another one failed, or there was an interrupt.
         for run in running:
             run.end()
 
@@ -366,7 +366,7 @@ class _Run:
         # A run that failed or was interrupted leaves a note without a state.
         if note.get("state") != self.state:
             return False
-        # A result was changed or removed since that run.
+        # The hashes differ if a result was changed or removed since that run.
         if note["made"] != self._hashes(note["made"]):
             return False
         self._print_end(f"kept, ran in {units.format_seconds(float(note['seconds']))}")
@@ -386,7 +386,7 @@ class _Run:
         atomic_write(self.note, b"{}")
         # The notebook writes into a directory of its own, which is published if it succeeds.
         (self.directory / "reports").mkdir(parents=True)
-        # The process runs `execute` with the last two of these as its arguments.
+        # The process runs `execute`, whose arguments are the last two words of the command.
         command = [sys.executable, "-m", __name__, str(self.notebook.resolve()), here]
         self.begun_s = time.monotonic()
         with open(self.directory / "log", "wb") as log:

@@ -11,8 +11,8 @@ const model = {
     return net.backward_s.map((seconds) => (at += seconds * scale));
   },
 
-  /** What a message of so many bytes takes, in seconds. `wire` is a line, or a table of measured medians that
-      the sliders move: by how far alpha and beta are from the line that was fitted to the table. */
+  /** What a message of so many bytes takes, in seconds. The sliders set the line of `wire`. If `wire` also has a
+      table of measured medians, its time is changed by as much as the line differs from the line fitted to it. */
   message(wire, bytes) {
     const line = wire.alpha_s + wire.beta_s_per_byte * bytes;
     if (!wire.table) return line;
@@ -51,7 +51,8 @@ const model = {
     return { messages, ready, computed, iteration, compute, exposed: iteration - compute };
   },
 
-  /** Ends of the groups whose step is the shortest of all: earliest[i] is when the first i may all have arrived. */
+  /** Ends of the groups whose step is the shortest of all. `earliest[i]` is when the first i gradients can all have
+      arrived at the earliest, and `start[i]` is the first gradient of the last group among them. */
   exact(net, wire, scale) {
     const ready = model.ready(net, scale), n = ready.length;
     const before = [0], earliest = [0], start = [0];
@@ -203,7 +204,8 @@ function draw() {
 
 /* ---- what the reader does ---- */
 
-/** Put cut `k` at tensor `to`; on another cut, or at an end, it is gone: two buckets become one. */
+/** Put cut `k` at gradient `to`, and return its new number. On another cut or at an end it vanishes, so that two
+    buckets become one, and -1 is returned. */
 function move(k, to) {
   const { ends, net } = state, n = net.bytes.length;
   const others = ends.filter((_, i) => i !== k), gone = to < 1 || to >= n || others.includes(to);

@@ -81,7 +81,7 @@ def as_page(
     in_fold = False
     for cell in page.cells:
         tags = cell.metadata.get("tags", [])
-        # Papermill inserted this cell, so that the stored notebook does not have it.
+        # A cell that papermill inserted is left out, because the stored notebook lacks it.
         if "injected-parameters" in tags:
             continue
         # Cells of HTML open a fold before the first cell of an answer, and close it after the last.
@@ -188,7 +188,7 @@ def _fold_code(cell: Any) -> None:
     """
     tags = cell.metadata.setdefault("tags", [])
     summary = code_summary(cell.source, tags)
-    # The code is shown.
+    # Without a summary, the code is shown.
     if not summary:
         return
     if "hide-input" not in tags:

@@ -162,7 +162,7 @@ def _write_generated(
     values : mapping
         What `workbook.site.pages.write_reports` returned.
     """
-    # The names of the copied Markdown pages.
+    # The names of the copied Markdown pages for readers ("documents") and on the project.
     ordered = _ordered(mirror.pages)
     # Templates use these values by name. Each template lists its own at its top.
     given = {

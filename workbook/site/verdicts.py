@@ -304,7 +304,7 @@ def publish(verdicts: pd.DataFrame, reports: Path | None = None) -> None:
         The reports directory. By default that of this run.
     """
     directory = reports or outputs.reports_dir()
-    # The sentence on each claim.
+    # The line of each claim for readers.
     rows = [told(row) for row in shown(verdicts)]
     # Papers and requirements have a file each.
     table = pd.DataFrame(rows, columns=LINE)
@@ -456,7 +456,7 @@ def computed(row: pd.Series) -> str:
     # An end that is infinite or NaN gives an empty string.
     low = format_quantity(row["low"], row["unit"])
     high = format_quantity(row["high"], row["unit"])
-    # A single number, as it is shown, or nothing.
+    # If both ends are shown alike, there is a single number, or none.
     if low == high:
         return low
     if not high:
@@ -470,7 +470,7 @@ def computed(row: pd.Series) -> str:
     if is_few and not row["interval"]:
         others = [format_quantity(value, "1") for value in least[:-1]]
         return f"{', '.join(others)} or {high}"
-    # The number of ``low``, without its unit.
+    # Only the upper end has the unit.
     return f"{format_quantity(row['low'], '1')} to {high}"
 
 

@@ -74,7 +74,7 @@ def compare(
 
 
 def _about_rate(network: str, here: Source) -> str:
-    """Return a sentence with the rate of a step over that of the fastest product of matrices."""
+    """Return a sentence that compares the rate of a step with the fastest product of matrices."""
     shares = machines.kernel_shares({"here": here}, [network])
     # The other rows are products of matrices and copies.
     steps = shares[shares["kernel"].str.startswith("step")]

@@ -72,10 +72,10 @@ def compare(
 ) -> tuple[str, Figure | None]:
     """Compare the all-reduces timed on this machine with those of the recording.
 
-    All-reduces over ``link`` among ``workers`` are compared, if both were measured on both
-    machines. Otherwise the first link and number of workers are compared that both machines
-    have, for example loopback. Samples that other programs disturbed are left out, unless a
-    size has no others.
+    All-reduces over ``link`` among ``workers`` are compared, if they were timed on both
+    machines. Otherwise those of the first other link and number of workers are compared for
+    which both machines have times, for example loopback. Samples that other programs disturbed
+    are left out, unless a size has no others.
 
     Parameters
     ----------

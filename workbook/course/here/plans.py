@@ -78,8 +78,8 @@ def ratios(tables: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each network, link, number of ``workers`` and ``other`` plan, as
-        `workbook.validate.compare.paired` returns it. ``ratio`` is the median over rounds
-        of this plan's step over the step of the best plan. There are no rows unless the
+        `workbook.validate.compare.paired` returns it. ``ratio`` is this plan's step divided by
+        the step of the best plan, as the median over rounds. There are no rows unless the
         best plan and another one were replayed.
     """
     if not tables.has("runs"):
@@ -110,8 +110,8 @@ def _sentence(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> str:
     """Return in words how many times as long a step takes under PyTorch's default.
 
     Both tables are as `ratios` returns them: the column ``other`` is a plan, and ``ratio`` is the
-    step under this plan over the step under the model's best plan. ``ratios_here`` has rows, and
-    ``recorded`` has at most one row for each network, link, number of workers and plan.
+    step under this plan divided by the step under the model's best plan. ``ratios_here`` has rows,
+    and ``recorded`` has at most one row for each network, link, number of workers and plan.
     """
     defaults = ratios_here[ratios_here["other"] == DEFAULT]
     if defaults.empty:
@@ -156,8 +156,8 @@ def _shown_plans(ratios_here: pd.DataFrame) -> list[str]:
     """Return the plans that are drawn, that with the least median ratio first.
 
     ``ratios_here`` is as `ratios` returns it: its column ``other`` is a plan, and ``ratio`` is
-    the step under this plan over the step under the model's best plan. Random plans, such as
-    "random:1:3", test the model. No planner would choose them, so they are left out.
+    the step under this plan divided by the step under the model's best plan. Random plans, such as
+    "random:1:3", are left out. They test the model, and no planner would choose them.
     """
     is_random = ratios_here["other"].str.startswith("random")
     medians = ratios_here[~is_random].groupby("other")["ratio"].median()
@@ -204,11 +204,11 @@ def _figure(ratios_here: pd.DataFrame, recorded: pd.DataFrame) -> Figure:
 def _draw_panel(
     ax: Axes, plans: Sequence[str], recorded: pd.DataFrame, here: pd.DataFrame
 ) -> None:
-    """Draw each plan's step over that of the model's best plan, with a row for each plan.
+    """Draw how many times as long as under the model's best plan a step takes under each plan.
 
-    ``plans`` are from top to bottom. ``recorded`` and ``here`` are rows of `ratios`, of one
-    network, link and number of workers. Their column ``other`` is the plan. A plan without a row
-    in one of them has no marker for it.
+    Each of the ``plans`` has a row, from top to bottom. ``recorded`` and ``here`` are rows of
+    `ratios` for one network, link and number of workers, in which ``other`` is the plan. A plan
+    that one of these tables lacks has no marker of that table.
     """
     row_of = {plan: row for row, plan in enumerate(plans)}
     # At the reference line, a plan is as fast as the best one.

@@ -81,18 +81,19 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     DataFrame
         One row for each network and plan, with the columns ``network``, ``plan``,
         ``messages`` (their number), ``predicted_s``, ``replayed_s`` and ``error``
-        (predicted over replayed, minus 1). Cases that other programs disturbed or the
-        processor limited are left out. There are no rows if a table is missing, or if no
-        all-reduce or no replay was measured over the link among so many workers.
+        (the predicted step divided by the replayed one, minus 1). Cases that other programs
+        disturbed or the processor limited are left out, and so are cases whose layer profile
+        is missing. There are no rows if a table is missing, or if no all-reduce or no replay was
+        measured over the link among so many workers.
     """
-    nothing = pd.DataFrame(columns=COLUMNS)
+    no_rows = pd.DataFrame(columns=COLUMNS)
     if not all(tables.has(kind) for kind in ("runs", "layers", "collectives")):
-        return nothing
+        return no_rows
     # Without draws, costs have no intervals, which no error needs.
     calibration = Calibration.of(tables.table("collectives"), draws=0)
     # A step is predicted from the cost of all-reduces over this link among so many workers.
     if (link, workers, "all_reduce") not in calibration.known:
-        return nothing
+        return no_rows
     cost = calibration.between(link, workers).cost
     # The layer times of each profile, by the hash of the profile.
     workloads = tables.workloads()
@@ -101,7 +102,7 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     # A prediction needs the layer times from which the replay was made.
     runs = runs[runs["profile_sha256"].isin(workloads)]
     if runs.empty:
-        return nothing
+        return no_rows
     # `measured` returns a row for each case, with medians over its iterations, and marks the
     # cases that other programs disturbed.
     cases = measured(runs)

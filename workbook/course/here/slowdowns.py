@@ -83,8 +83,8 @@ def slowdowns(tables: Source) -> pd.DataFrame:
     -------
     DataFrame
         One row for each cluster (a network, batch, number of ranks and link), message size
-        ``bytes`` and ``slowed``, which is "backward" or "message". ``ratio`` is the median
-        over rounds of the time over the time alone, at least 1. ``lower`` and ``upper`` are
+        ``bytes`` and ``slowed``, which is "backward" or "message". ``ratio`` is the time divided
+        by the time alone, as the median over rounds, but at least 1. ``lower`` and ``upper`` are
         its 95% interval. There are no rows if the machine has no table ``slowdown``.
     """
     columns = [*KEYS, "ratio", "lower", "upper"]

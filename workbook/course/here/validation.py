@@ -108,15 +108,15 @@ def _sentences(
 ) -> str:
     """Return the errors and the coverage in words.
 
-    Coverage is in how many cases the measured step lies in its predicted interval. The error of
+    Coverage is the number of cases whose measured step lies in its predicted interval. The error of
     real training is *paired*: the prediction has the compute time that the run itself measured,
     so that it is compared with the measured step of the same run.
 
     Parameters
     ----------
     trainings, replays : DataFrame
-        The judged cases, without trainings that send one message. Each of the tables may have
-        none, and is then left out.
+        The judged cases, without trainings that send one message. If a table has no case, the
+        text says nothing of it.
     singles : int
         The number of trainings with one message, which are not judged.
     marked : int
@@ -128,8 +128,8 @@ def _sentences(
     Returns
     -------
     str
-        Up to four sentences or pairs of them: on trainings, on trainings with one message, on
-        replays, and on marked cases.
+        The sentences on trainings, on trainings with one message, on replays, and on marked
+        cases, in this order.
     """
     sentences = []
     if len(trainings):
@@ -143,8 +143,7 @@ def _sentences(
     if len(replays):
         error = STATISTICS["median_error"](replays)
         sentences.append(_sentence("replays", "error", error, replays))
-    # Without a marked case, the processor limited no case either. That the sentence for no
-    # marked case does not say so is a choice of words.
+    # If no case is marked, the processor limited none either, but the text need not say so.
     if marked:
         sentences.append(
             f"{marked} of {total} cases were disturbed by other programs or limited by the "
@@ -161,7 +160,7 @@ def _training_numbers(training: pd.DataFrame) -> dict[str, Any]:
     Errors, coverages and half-widths are shares: 0.01 is 1%. A *paired* error is that of a
     prediction which has the compute time that the run itself measured. The coverage is the
     share of cases whose measured step lies in its predicted interval. The half-width is half of
-    this interval over the predicted step, as the median over cases.
+    this interval divided by the predicted step, as the median over cases.
     """
     if training.empty:
         return {}
@@ -181,7 +180,7 @@ def _replay_numbers(replays: pd.DataFrame) -> dict[str, Any]:
 
     Errors, coverages and half-widths are shares: 0.01 is 1%. The coverage is the share of cases
     whose measured step lies in its predicted interval. The half-width is half of this interval
-    over the predicted step, as the median over cases.
+    divided by the predicted step, as the median over cases.
     """
     if replays.empty:
         return {}
