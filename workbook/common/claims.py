@@ -447,9 +447,9 @@ def by_share(share: float) -> Outcome:
 
 
 def over_compatible(search: SettingSearch) -> str:
-    """Return a phrase for a note that says over which settings a range goes.
+    """Return a phrase for a note on a range: over how many settings it was taken.
 
-    They are the settings of the search that agree with the most statements.
+    These are the settings of the search that agree with the most statements.
     """
     n_settings = int(search.most().sum())
     return (
@@ -597,11 +597,11 @@ def judged(result: Result, low: float, high: float) -> Verdict:
     """
     if result.judge:
         return result.judge(low, high)
-    # Measured or counted: all numbers must be accepted.
+    # If the numbers were measured or counted, all must be accepted.
     if result.evidence in FIRM:
         all_accepted = low <= result.low and result.high <= high
         return Verdict(Outcome.REPRODUCED if all_accepted else Outcome.DIFFERS)
-    # All other evidence: one accepted number suffices.
+    # Of any other evidence, one accepted number suffices.
     if not result.meets(low, high):
         return Verdict(Outcome.CONTRADICTED)
     # The quantities are never negative, so that a bound which begins at zero or below rules out

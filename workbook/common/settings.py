@@ -401,7 +401,7 @@ class SettingSearch:
         return pd.DataFrame(rows, columns=["statement", "settings", "best_settings"])
 
     def ranges(self, wanted: NDArray[np.bool_]) -> pd.DataFrame:
-        """Return the range of every scanned number over some settings.
+        """Return the range that every scanned number has in some settings.
 
         Parameters
         ----------
@@ -411,12 +411,12 @@ class SettingSearch:
         Returns
         -------
         DataFrame
-            A row for each scanned number, with the least and the largest value over these
-            settings, and over all values that were scanned.
+            A row for each scanned number, with its least and its largest value in these
+            settings, and with those of all values that were scanned.
         """
         free = self.grid.free
-        # The scanned numbers are the last axes of the grid. Each of these arrays has the
-        # places along one of these axes, one for each setting.
+        # The scanned numbers are the last axes of the grid. For each of these axes, there is an
+        # array with the places of the wanted settings along the axis.
         places = np.nonzero(wanted)[-len(free) :]
         rows = []
         for (name, scanned), place in zip(free.items(), places, strict=True):

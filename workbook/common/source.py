@@ -325,8 +325,9 @@ class Source:
         """
         selections = {}
         for path in self._paths("selection"):
-            # Replays sleep for the times of a table of one density rho, the share of the
-            # gradients that is selected. Other tables have the times of single sizes.
+            # A name with "-rho" is that of a table for one density rho, the share of the gradients
+            # that is selected. Replays sleep for its times. Other tables have the times of single
+            # sizes.
             if "-rho" in path.name:
                 times = store.read_selection_times(path)
                 selections[times.sha256] = times
@@ -404,7 +405,7 @@ def open_here(here: str) -> Source:
         The tables, of no directory if nothing was measured.
     """
     directory = Path(here)
-    # The path of an empty name is the working directory.
+    # An empty name is tested first, because its path would be the working directory.
     if here and directory.is_dir():
         return Source((directory,))
     return Source(())

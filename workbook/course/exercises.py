@@ -254,10 +254,11 @@ class Key(NamedTuple):
         if self.fault is not None:
             # The function may change what it is given, and the answer is the reader's.
             return str(self.fault(copy.deepcopy(answer)))
-        # Readers judge their own text, so that any text will do that is not empty.
+        # If the solution is a text, any text is accepted that is not empty, because readers judge
+        # their own text.
         if isinstance(self.answer, str):
             return "" if str(answer).strip() else "is empty"
-        # The solution is a number or a list of numbers.
+        # If the solution is no function, it is a number or a list of numbers.
         if not callable(self.answer):
             return _difference(numbers(answer), numbers(self.answer), TOLERANCE)
         # The solution is a function. Each case has the arguments of one call, and results

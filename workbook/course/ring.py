@@ -148,7 +148,7 @@ def draw(ranks: int = 4) -> Figure:
         ax.set_yticks(range(ranks), [f"piece {piece}" for piece in range(ranks)])
     for ax in axes[1]:
         ax.set_xlabel("rank")
-    # The bytes that a rank sends, over the bytes of its vector: 2 (ranks - 1) / ranks.
+    # The bytes that a rank sends, divided by the bytes of its vector: 2 (ranks - 1) / ranks.
     factor = COLLECTIVES["all_reduce"].bus_factor(ranks)
     steps = 2 * steps_of_round
     plots.title(

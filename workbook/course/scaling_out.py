@@ -131,8 +131,8 @@ def numbers() -> pd.DataFrame:
     -------
     DataFrame
         One row for each number of GPUs, with the columns ``gpus`` and ``nodes``. Steps were
-        measured on all of them, but only those on up to SHOWN_NODES nodes are given to the
-        prediction, for which ``shown`` is true. ``reconstructed`` is true on 100 nodes, where
+        measured on all of them. The prediction is given those on up to SHOWN_NODES nodes, and
+        in their rows ``shown`` is true. ``reconstructed`` is true on 100 nodes, where
         some steps had half a batch, and the measured step is computed as if all batches were
         whole.
 
@@ -144,10 +144,10 @@ def numbers() -> pd.DataFrame:
     """
     result = predicted()
     measured = measured_factors()
-    # The first count is one GPU. A scaling factor is its step over another step.
+    # The first count is one GPU. A scaling factor is its step divided by another step.
     one_gpu_s = result.counts[0].step_s
     rows = []
-    # The rival laws are curves over the numbers of nodes.
+    # The predictions of the rival laws, by the number of nodes.
     curves = show.scaling_curves(result).set_index("nodes")
     # A count is a number of GPUs on a number of nodes, with a measured or a predicted step.
     for count in result.counts:
@@ -200,7 +200,7 @@ def _predictions(count: Count, curves: pd.DataFrame) -> dict[str, object]:
 def measured_factors() -> pd.Series:
     """Return the measured scaling factor by number of GPUs: medians over jobs."""
     medians_s = steps().groupby("gpus")["step_s"].median()
-    # A scaling factor is the step on one GPU over another step.
+    # A scaling factor is the step on one GPU divided by another step.
     return medians_s.loc[1] / medians_s
 
 

@@ -234,8 +234,8 @@ def headed(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     readable = frame.copy()
     heads = {}
     for label, entry in _COLUMNS["tables"].get(name, {}).items():
-        # An entry is a head, or a head and the number by which the cells of the column are
-        # divided, so that they have the unit in the head.
+        # An entry is either a head alone, or a head and a number. The cells of the column are
+        # divided by this number, which gives them the unit in the head.
         if isinstance(entry, str):
             heads[label] = entry
             continue
@@ -459,16 +459,15 @@ def _format_numbers(styler: Styler) -> None:
     data = styler.data
     # The keys of this dict are the rows and the columns of cells that have a format.
     formatted = {place for _, place in styler._display_funcs}
-    # The head of a column can have several levels, and each level can have a name. The unit of
-    # a column is that of the lowest level of its head that states one, else the first unit
-    # that the names of the levels state.
-    outer_units = [column(str(level))[1] for level in data.columns.names if level]
+    # The head of a column can have several levels, and each level can have a name. The lowest
+    # level that states a unit decides. If none does, the first name that states one decides.
+    units_of_names = [column(str(level))[1] for level in data.columns.names if level]
     for place, label in enumerate(data.columns):
         if place in formatted:
             continue
         levels = label if isinstance(label, tuple) else (label,)
         units = [column(str(level))[1] for level in reversed(levels)]
-        unit = next(filter(None, [*units, *outer_units]), "")
+        unit = next(filter(None, [*units, *units_of_names]), "")
         styler.format(partial(number, unit=unit), subset=(slice(None), [label]))
 
 

@@ -363,7 +363,7 @@ class _Run:
         if not self.note.is_file():
             return False
         note = json.loads(self.note.read_text(encoding="utf-8"))
-        # A run that failed or was interrupted leaves a note without a state.
+        # The state is missing if the run failed or was interrupted.
         if note.get("state") != self.state:
             return False
         # The hashes differ if a result was changed or removed since that run.
@@ -554,9 +554,9 @@ def _own_kernel() -> Any:
         # With the transport TCP, ipykernel 7 would write a notice about encryption into the first
         # cell.
         transport="ipc",
-        # The sockets of ipc are files whose names begin as this one's. The working directory
-        # belongs to this run alone. The kernel is started in another one, so that the path must
-        # be absolute.
+        # The sockets of ipc are files whose names begin with this path. It is in the working
+        # directory, which belongs to this run alone. It must be absolute, because the kernel is
+        # started in another directory.
         connection_file=os.path.abspath("kernel.json"),
         # Without any kernel_dirs, no installed kernel is found, and "python3" stands for the
         # ipykernel of this Python.

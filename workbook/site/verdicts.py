@@ -117,7 +117,7 @@ def _cells(claim: Claim) -> dict[str, Any]:
     result = check()
     verdict = _settled(claim, result)
     outcome = verdict.outcome
-    # No paper claimed a requirement, which is met or missed instead of reproduced or not.
+    # A requirement is met or missed instead of reproduced or not, because no paper claimed it.
     if claim.paper == claims.REQUIREMENTS:
         outcome = claims.AS_REQUIREMENT[outcome]
     notes = [note for note in (result.note, verdict.note) if note]
@@ -254,7 +254,7 @@ def key_numbers(verdicts: pd.DataFrame) -> dict[str, int]:
         # Claims without evidence are counted below.
         if evidence is Evidence.NONE:
             continue
-        # Only firm evidence reproduces a claim or differs from it.
+        # Only firm evidence can reproduce a claim. Other evidence can only be compatible with it.
         if evidence in claims.FIRM:
             outcomes = (Outcome.REPRODUCED, Outcome.DIFFERS)
         else:

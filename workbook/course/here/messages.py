@@ -153,7 +153,7 @@ def _sentence(key: tuple[str, int], measured: Timed, recorded: Timed) -> str:
         f"A byte takes {1e9 * measured.seconds_per_byte:.2f} ns here and "
         f"{1e9 * recorded.seconds_per_byte:.2f} ns in the recording."
     )
-    # A table of less than three sizes has no such error.
+    # If a machine has less than three sizes, it has no such error, and nothing is said of it.
     if measured.held_out_error is not None and recorded.held_out_error is not None:
         parts.append(
             "The median error of a table at held-out sizes is "

@@ -54,7 +54,7 @@ def compare(recordings: Sequence[Source], here: Source) -> tuple[str, Figure | N
     if not _was_replayed(here):
         return NOTHING, None
     ratios_here = ratios(here)
-    # Some replays cannot be compared, such as those that other programs disturbed.
+    # There is nothing to compare if, for example, other programs disturbed all replays.
     if ratios_here.empty:
         return NOT_COMPARED, None
     # Of rows with the same network, link, workers and plan, the first one is kept.

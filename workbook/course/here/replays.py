@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from matplotlib.figure import Figure
 
 from ddlkit.core.case import Case
+from ddlkit.core.cost import MessageCost
 from ddlkit.core.iteration import predict
+from ddlkit.core.workload import Workload
 from ddlkit.model import Calibration
 from ddlkit.model.predictor import plan_of
 from workbook import plots
@@ -107,25 +111,40 @@ def signed_errors(tables: Source, link: str, workers: int) -> pd.DataFrame:
     # cases that other programs disturbed.
     cases = measured(runs)
     rows = []
-    for row in cases[~cases["marked"]].to_dict("records"):
-        case = Case.from_row(row)
-        # The replay slept for the layer times multiplied by the case's dilation.
-        workload = workloads[case.profile_sha256].scaled(case.dilation)
-        plan = plan_of(case)
-        predicted_s = predict(workload, plan, cost).iteration_s
-        replayed_s = row["measured_iteration_s"]
-        rows.append(
-            {
-                "network": case.network,
-                "plan": case.plan,
-                # A plan lists where the gradients of each message end.
-                "messages": len(plan.ends),
-                "predicted_s": predicted_s,
-                "replayed_s": replayed_s,
-                "error": predicted_s / replayed_s - 1,
-            }
-        )
+    for measured_case in cases[~cases["marked"]].to_dict("records"):
+        rows.append(_row(measured_case, workloads, cost))
     return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def _row(
+    measured_case: dict[str, Any], workloads: dict[str, Workload], cost: MessageCost
+) -> dict[str, object]:
+    """Return a row of `signed_errors`.
+
+    Parameters
+    ----------
+    measured_case : dict
+        A row that `measured` returns.
+    workloads : dict of str to Workload
+        The layer times of each profile, by the hash of the profile.
+    cost : MessageCost
+        The cost of an all-reduce.
+    """
+    case = Case.from_row(measured_case)
+    # The replay slept for the layer times multiplied by the case's dilation.
+    workload = workloads[case.profile_sha256].scaled(case.dilation)
+    plan = plan_of(case)
+    predicted_s = predict(workload, plan, cost).iteration_s
+    replayed_s = measured_case["measured_iteration_s"]
+    return {
+        "network": case.network,
+        "plan": case.plan,
+        # A plan lists where the gradients of each message end.
+        "messages": len(plan.ends),
+        "predicted_s": predicted_s,
+        "replayed_s": replayed_s,
+        "error": predicted_s / replayed_s - 1,
+    }
 
 
 def _replays(runs: pd.DataFrame, link: str, workers: int) -> pd.DataFrame:

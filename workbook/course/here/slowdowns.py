@@ -176,7 +176,7 @@ def _figure(both: pd.DataFrame) -> Figure:
         # a row, and this machine a little below.
         _draw(ax, of_panel, "recorded", RECORDED, offset=-0.14)
         _draw(ax, of_panel, "here", HERE, offset=0.14)
-        # Small messages take many times as long, for which the axis is logarithmic.
+        # The axis of messages is logarithmic, because small ones take many times as long.
         if slowed == OF_MESSAGES:
             ax.set_xscale("log")
             plain_log_ticks(ax.xaxis)

@@ -40,7 +40,7 @@ def compare(running: Example, here: Source) -> tuple[str, None]:
     figure : None
         Two steps need no figure, but `workbook.plots.on_this_machine` takes one or None.
     """
-    # The functions below raise an error where one of these tables is missing.
+    # If one of these tables is missing, the functions below would raise an error.
     if not (here.has("layers") and here.has("collectives")):
         return NOTHING, None
     messages = _messages(here)
