@@ -62,9 +62,9 @@ class Stated:
 
 
 APART = 2
-"""A statement is contradicted by the others if at least so many fewer of them hold where it holds.
+"""How many others must be given up, at least, for a statement that they contradict to hold.
 
-One fewer decides nothing."""
+If only one must be given up, nothing is decided."""
 HALF = 0.5
 """The least share of the settings, or of the cases, in which a statement must hold to be
 compatible with them."""
@@ -341,9 +341,9 @@ class SettingSearch:
         remaining = holds.any(axis=first_axes)
         # The first axis of what remains belongs to the number whose turn it is.
         for name, scanned in free.items():
-            # All other axes become one, along which the statement must hold anywhere.
+            # All other axes become one, along which the statement must hold somewhere.
             holds_somewhere = remaining.reshape(len(scanned), -1).any(axis=1)
-            # Without its first axis, it begins with the axis of the next number.
+            # Without its first axis, ``remaining`` begins with the axis of the next number.
             remaining = remaining.any(axis=0)
             if not holds_somewhere.all():
                 only[name] = scanned[holds_somewhere]

@@ -547,7 +547,8 @@ def _near_s(n: Floats, sizes: Floats, times: Floats) -> Floats:
     upper = np.minimum(first_at_least, len(sizes) - 1)
     is_between = sizes[lower] < sizes[upper]
 
-    # Where n is not between two sizes, nothing of this is used. The 2 keeps log_ratio from being 0.
+    # Where n is not between two sizes, the interpolation is not used. The 2 only keeps log_ratio
+    # from being 0 there.
     log_ratio = np.log(np.where(is_between, sizes[upper] / sizes[lower], 2))
     # The weight of the upper sample.
     weight = np.where(is_between, np.log(n / sizes[lower]) / log_ratio, 0)
