@@ -79,9 +79,9 @@ def in_lab(lab: Lab) -> pd.DataFrame:
     """
     rows = {}
     # Plain cases have dense gradients, workers that are equally fast, and one message at a
-    # time. If a network and buffer were run both with and without a negotiation of the order of
-    # messages, the row with a negotiation counts, because the network's other buffers were run
-    # with one. It comes last and replaces the other row.
+    # time. A network and buffer may have been run both with and without a negotiation of the
+    # order of messages. Then the case with a negotiation counts, because the network's other
+    # buffers were run with one. It comes last, and replaces the row of the other case.
     cases = lab.cases(plain=True) + lab.cases(negotiated=True, plain=True)
     for case in cases:
         # None for plans that are neither a buffer nor no fusion.
@@ -137,10 +137,10 @@ def draw(frame: pd.DataFrame, quantities: Sequence[str], title: str) -> Figure:
     ----------
     frame : DataFrame
         The rows of the model and of the lab, as `workbook.osf.lab.graded` returns them.
-        Printed factors, if there are any, are in the column ``paper``, and are drawn as
-        points. Without this column, the frame has the largest relative error of CSF that
-        the paper prints, ``paper_error``, and a range is shaded, ``paper_low`` to
-        ``paper_high``: the scaling factors for which CSF has at most this error.
+        If it has the column ``paper``, these printed factors are drawn as points. Otherwise
+        it has ``paper_error``, the largest relative error of CSF that the paper prints, and
+        the scaling factors for which CSF has at most this error are shaded. They are those
+        from ``paper_low`` to ``paper_high``.
     quantities : sequence of str
         The modelled quantities that are drawn. The first is drawn with its range over
         all settings, and printed factors are of this quantity.

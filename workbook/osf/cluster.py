@@ -121,7 +121,7 @@ class _Shape:
     Attributes
     ----------
     backward_shares : ndarray, shape (n,)
-        The share of the backward pass that precedes each message.
+        The share of the backward pass between the message before each one and the message.
     parameters : ndarray of int, shape (n,)
         The number of parameters whose gradients each message carries.
     layers, tensors : tuple of str, length n
@@ -154,8 +154,8 @@ def _shape(network: str, unit: str) -> _Shape:
             sizes = [sum(layer.tensors)]
         parameters += sizes
         layer_names += [str(number)] * len(sizes)
-        # Names count the tensors of a layer from 1 in forward order, in which the first
-        # message is the last.
+        # Names count the tensors of a layer from 1 in forward order. The messages are in the
+        # reverse order, so that the names count down.
         tensor_names += [f"{number}.{k}" for k in range(len(sizes), 0, -1)]
         # The backward time of a layer is in proportion to its operations (Eqs 5 and 6).
         layer_share = layer.multiply_adds / total_multiply_adds
@@ -172,7 +172,7 @@ def _shape(network: str, unit: str) -> _Shape:
 
 @dataclass(frozen=True)
 class PaperSetting:
-    """The numbers that the paper leaves out.
+    """The numbers of the cluster that the paper does not state.
 
     Attributes
     ----------
@@ -300,7 +300,7 @@ def _buffered(
 ) -> tuple[FusionPlan, NDArray[np.bool_]]:
     """Return the messages of a buffer, and which of them wait in vain for one more tensor.
 
-    Of all times of a setting, only which tensors are late matters here. Thousands of settings
+    The times of a setting matter here only by which tensors are late. Thousands of settings
     thus share a few cached plans.
 
     Parameters

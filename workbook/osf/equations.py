@@ -446,8 +446,9 @@ def sent_bytes(
     that it holds after a layer (`buffered_bytes`, Eq 12).
 
     Repaired, the condition of the timeout is t_backward^(i-1) >= t_timeout. It is about layer
-    i - 1, because the buffer waits for this layer. It has >=, because for equal times, too,
-    B^(i-1) by Eq 12 is without B^(i), which would be lost if it were not sent.
+    i - 1, because the buffer waits for this layer. It has >= instead of >, because by Eq 12 a
+    layer whose time equals the timeout does not join the layers before it. Their bytes B^(i)
+    would be lost if they were not sent.
     """
     filled = buffered_bytes(sizes, backward_s, capacity, timeout_s).tolist()
     sent = np.zeros(len(sizes))
@@ -497,8 +498,8 @@ def wait_s(
 
     D are the bytes of a layer, Q those that the buffer can hold, and B those that it holds
     after a layer (`buffered_bytes`). In the last case layer i - 1 joins layer i in the buffer,
-    so that no message waits after layer i. Eq 15 counts the backward pass of layer i - 1. The
-    case is also that of layer 1, which waits for no other.
+    and no message leaves between them that could wait. The last case also holds for layer 1,
+    which waits for no other layer.
 
     Repaired, a full buffer does not wait, because the size of the next tensor is known before
     its backward pass. The comparison with the timeout is >=, as it is in Eq 12.
@@ -776,7 +777,7 @@ def largest_fusion_gain(constant_sf: float, saved_overhead: float = 0.0) -> floa
     By the first line, b >= T_constant - T_comp - k delta. Put into the second line, this gives
     the second term of the maximum.
     """
-    # Both times are over T_comp.
+    # Both iterations are divided by T_comp.
     constant = 1 / constant_sf
     least = max(1.0, constant - 2 / 3 - saved_overhead)
     return constant / least - 1
@@ -857,10 +858,10 @@ def breakdown(
     ready_s = plan.group_ready_s(workload)
     leave_s = slowest * ready_s + waited_s + negotiate_s
     _, end_s = Iteration(workload, plan, cost, link, leave_s=leave_s).played_s
-    # ALLREDUCE has all moments in which any message is under way. If a message starts while
-    # the one before it is under way, that one already covers the moments until its own end.
-    # So each message counts from the end of the one before it at the earliest. The first
-    # message finds a free link.
+    # ALLREDUCE has all moments in which any message is under way. If a message may leave before
+    # the end of the message before it, the moments until this end are already counted. So each
+    # message counts from the end of the one before it at the earliest. The first message finds
+    # a free link.
     previous_end_s = np.concatenate([[0.0], end_s[:-1]])
     counted_from_s = np.maximum(leave_s, previous_end_s)
     # WAIT begins with the first gradient of each group, and ends when the last one is ready, or

@@ -25,7 +25,7 @@ def modelled(setting: PaperSetting) -> dict[str, Timeline]:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
@@ -55,7 +55,7 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
         The spans that it shows. The column ``model`` names the timeline of a span, and
         ``paper_backward_over_forward`` repeats ``ratio``.
     ratio : float
-        The time of the backward pass over that of the forward pass that osf Eq 4 states.
+        The ratio of the backward time to the forward time that osf Eq 4 states.
     """
     timelines = modelled(settings.setting())
     ratio = claimed("osf-eq4-backward")
@@ -73,10 +73,10 @@ def draw() -> tuple[Figure, pd.DataFrame, float]:
 
 @check("osf-eq4-backward")
 def _backward_over_forward() -> Result:
-    """Return the backward over the forward pass, in time and in operations.
+    """Return the backward pass divided by the forward pass, in time and in operations.
 
-    The paper calls the ratio one of time complexity, and uses it for times, so that both are
-    readings.
+    The paper calls the ratio one of time complexity, but applies it to times. Operations and
+    times are thus its two readings.
     """
     # The layer times of all recordings in which one rank had its device to itself.
     layers = source.everywhere("layers").query("ranks == 1")
@@ -96,12 +96,12 @@ def _backward_over_forward() -> Result:
 
 
 def _recorded_ratios(layers: pd.DataFrame) -> pd.Series:
-    """Return the backward over the forward time of each network in each recording.
+    """Return the backward time divided by the forward time, by network and recording.
 
     ``layers`` are rows of the table ``layers``. The first level of the index is the network.
     """
-    # The layers are summed for each network in each recording, whose directory is ``place``. A
-    # recording of a GPU has a network at several batches, whose times are not added up.
+    # The layers are summed for each network in each recording, whose directory is ``place``. The
+    # batch is a key, because a recording of a GPU has a network at several batches.
     recording = ["network", "place", "precision", "device", "batch"]
     sums_s = layers.groupby(recording)[["forward_s", "backward_s"]].sum()
     return sums_s["backward_s"] / sums_s["forward_s"]
@@ -129,12 +129,12 @@ def _ratios_in_words(ratios: pd.Series) -> str:
 
 
 def _operations_ratio(network: str) -> float:
-    """Return the operations of a backward pass over those of the forward pass.
+    """Return the operations of a backward pass, divided by those of the forward pass.
 
     A layer computes the gradient of its weights and that of its input, each at the cost of its
     forward pass. The first layer does not need the gradient of its input, the image.
     """
     layers = networks.layers(network)
     forward = sum(layer.multiply_adds for layer in layers)
-    # (2 * forward - that of the first layer) / forward.
-    return 2 - layers[0].multiply_adds / forward
+    backward = 2 * forward - layers[0].multiply_adds
+    return backward / forward

@@ -56,7 +56,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
@@ -68,8 +68,10 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     cost = setting.cost()
 
     def factors(network: str) -> dict[str, float]:
+        """Return the scaling factors of a network on the cluster, by quantity."""
         workload = setting.workload(network)
-        simulated = predict(workload, none(workload), cost).scaling_factor
+        unfused_plan = none(workload)
+        simulated = predict(workload, unfused_plan, cost).scaling_factor
         return {"simulated": simulated, **by_formulas(workload, cost)}
 
     frame = tidy(factors, {"network": FIVE})
@@ -147,25 +149,31 @@ def numbers() -> pd.DataFrame:
     DataFrame
         The rows of `modelled` in the best setting, with their ranges over all compatible
         settings, and then those of `in_lab`. The column ``grade``, which is "model" or
-        "lab", tells them apart. A network that was replayed with expensive start-ups has
-        EXPENSIVE after its name. The printed factor of VGG-16 is ``paper``, and the sizes
-        of a formula's printed errors are from ``paper_error_low`` to ``paper_error_high``.
+        "lab", tells them apart. Some replays have a link on which messages start cheaply, and
+        others one on which they start expensively. EXPENSIVE follows the name of the network
+        in rows of the latter.
+
+        ``paper`` is the printed factor of VGG-16. ``paper_error_low`` and
+        ``paper_error_high`` are the least and the largest size of a formula's error that the
+        paper prints. This is one range for all networks, and every row of the formula has it.
     """
     model = settings.over(
         modelled, keys=["network", "quantity"], values=["model", "error"]
     )
-    cheap = in_lab((CAMPAIGN, LAB))
-    # These replays have expensive start-ups. The figure has rows of their own for them.
-    expensive = in_lab((REGIMES,))
-    expensive = expensive.assign(network=expensive["network"] + EXPENSIVE)
-    frame = graded(model, cheap, expensive)
+    cheap_startups = in_lab((CAMPAIGN, LAB))
+    expensive_startups = in_lab((REGIMES,))
+    # The figure has rows of their own for networks that were replayed with expensive start-ups.
+    names = expensive_startups["network"] + EXPENSIVE
+    frame = graded(model, cheap_startups, expensive_startups.assign(network=names))
     # The factor of VGG-16 without fusion is printed with Figure 8. The paper measured it, so
     # that it is compared with the simulated factor, and not with those of the formulas.
     factor = claimed("osf-fig08-before")
     frame["paper"] = printed_at(frame, factor, network="VGG16", quantity="simulated")
     for name, (low, high) in printed_errors().items():
+        # The rows of the formula, for every network on the cluster. Rows of the lab have no
+        # quantity.
         is_formula = frame["quantity"] == COLUMNS[name]
-        # Printed in %, and here a share of 1, as all errors of the table.
+        # The paper prints %, and all errors of the table are shares of 1.
         frame.loc[is_formula, "paper_error_low"] = low / 100
         frame.loc[is_formula, "paper_error_high"] = high / 100
     return frame
@@ -223,8 +231,7 @@ def _draw_errors(
     """Draw the range of a formula's errors, a row for each network and place.
 
     A network of the lab has the range over all of its cases. A network of the cluster has
-    the range over all compatible settings of what the paper leaves open. Of the settings that
-    give VGG-16 its stated factor, these agree with the most other statements.
+    the range over all compatible settings (`workbook.osf.settings.compatible`).
 
     Parameters
     ----------
@@ -241,9 +248,9 @@ def _draw_errors(
     replayed = _replayed_errors(frame, formula)
     cases = [*model.index, *replayed.index]
     label = "error of the predicted scaling factor [%]"
-    # Series of one call would be drawn side by side in each row. No row has both series here,
-    # so that each has a call of its own and is drawn in the middle of its rows. It is NaN in
-    # the rows of the other series, which draws nothing.
+    # One call would draw both series side by side in each row. No row has both, so that each
+    # series has a call of its own, which draws it in the middle of its rows. In the rows of the
+    # other series it is NaN, which draws nothing.
     plots.intervals(
         ax,
         cases,
@@ -287,9 +294,9 @@ def _replayed_errors(frame: pd.DataFrame, formula: str) -> pd.DataFrame:
 def _order_in_figure(name: str) -> tuple[bool, str, int]:
     """Return the key by which the networks of the lab are sorted.
 
-    Networks with expensive start-ups come last. Among the others and among these, the first
-    six letters put the networks of a family together, and then the length of the name puts
-    ResNet-50 before ResNet-101.
+    Networks with cheap start-ups come first, and those with expensive start-ups last. Within
+    each of these parts, the first six letters put the networks of a family together, and then
+    the length of the name puts ResNet-50 before ResNet-101.
     """
     family = name[:6]
     return EXPENSIVE in name, family, len(name)
@@ -334,10 +341,10 @@ def _osf_error_reduction() -> Result:
     # others with one decimal.
     largest_ratio = (largest_osf + 0.05) / (least_csf - 0.5)
     least_ratio = (largest_osf - 0.05) / (largest_csf + 0.05)
-    # The interval may pair errors of two networks. VGG-16 is the one network of which the paper
-    # compares both errors, but with fusion, whereas the errors above are without it. In Fig 4b
-    # its scaling factor is almost the same with larger buffers as with one of 1 KB, which fuses
-    # next to nothing. Its two errors may thus be comparable without fusion, too.
+    # The interval may pair the errors of two different networks. The note says what speaks
+    # against a large reduction of one network's error. VGG-16 is the one network of which the
+    # paper compares both errors, and calls them comparable, but this is with fusion. By Fig 4b,
+    # fusion hardly changes VGG-16's factor, so that its errors may be comparable without it, too.
     note = (
         f"OSF errs by up to {largest_osf}%, and CSF by up to {largest_csf}%. Their ratio "
         "is a reduction of one network's error only if both errors are of the same "
@@ -353,10 +360,11 @@ def _osf_error_reduction() -> Result:
 @check("osf-fig03-osf-most", "100 * osf", False)
 @check("osf-fig03-csf-least", "100 * csf", True)
 def _errors_in_lab(expression: str, least_is_worst: bool) -> Result:
-    """Return errors in % of all replays without fusion, for every line as a reading.
+    """Return errors in % of all replays without fusion, of which each of LINES is a reading.
 
     The paper says that the start-up "can be measured directly", but not on which
-    messages. Each of LINES is a straight line by which it may have been measured.
+    messages. Each of LINES is a straight line by which the start-up may have been
+    measured.
 
     Parameters
     ----------

@@ -91,7 +91,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     """
     is_lab = frame["grade"] == "lab"
     is_slow = frame["slowest"] > 1
-    # PLACES has the headings of panels. The key "" is the cluster, and "measured" the lab.
+    # PLACES has the headings of panels. Its key "" is the cluster, and "measured" is the link of
+    # the campaign LAB.
     on_cluster = PLACES[""] + np.where(is_slow, ", one slower", ", equal workers")
     place = np.where(is_lab, PLACES["measured"], on_cluster)
     # All cases of a network in the lab share a panel, so that the name of a bar says which of
@@ -147,14 +148,14 @@ def _phases_in_lab(first: str) -> pd.DataFrame:
 
 
 def _vgg16_over_resnet101(shares: pd.Series) -> pd.Series:
-    """Return the share of VGG-16 over that of ResNet-101, where both were recorded."""
+    """Return the share of VGG-16 divided by that of ResNet-101, if both were recorded."""
     by_network = shares.unstack("network")
     return (by_network["VGG16"] / by_network["ResNet101"]).dropna()
 
 
 @check("osf-fig05-vgg16")
 def _allreduce_of_vgg16() -> Result:
-    """Return the share of ALLREDUCE of VGG-16 over that of ResNet-101, in all pairs.
+    """Return the share of ALLREDUCE of VGG-16, divided by that of ResNet-101, in all pairs.
 
     A pair is a case of each network with the same number of workers and the same buffer. The
     paper does not say which phase counts where ALLREDUCE and NEGOTIATE overlap, so that each
@@ -172,8 +173,8 @@ def _allreduce_of_vgg16() -> Result:
     # The shares of both networks in the pair with the least ratio.
     least_pair = allreduce_first.unstack("network").loc[ratios.idxmin()]
     # The note says that both shares are above a bound, which is printed in % with two decimals.
-    # The lower share itself might be rounded up, above its own value. With half of the last
-    # digit (0.005%) subtracted first, the printed bound is never above the share.
+    # Half of the last digit, 0.005%, is subtracted, because rounding may raise a number by this
+    # much. The printed bound is thus never above the lower share.
     lower_bound = least_pair.min() - 5e-5
     note = (
         "all negotiated pairs (equal workers, buffer), ALLREDUCE first: "
@@ -188,8 +189,8 @@ def _allreduce_of_vgg16() -> Result:
 def _negotiation() -> Result:
     """Return the share of NEGOTIATE in %, in all cases with equally fast workers.
 
-    The paper does not say which phase counts where NEGOTIATE and ALLREDUCE overlap, so that
-    each of them counting is a reading.
+    The paper does not say which phase counts where NEGOTIATE and ALLREDUCE overlap. By one
+    reading it is ALLREDUCE, and by the other NEGOTIATE.
     """
     # Both are shares of NEGOTIATE. ``first`` is the phase that counts where phases overlap.
     allreduce_first = 100 * _shares_in_lab("NEGOTIATE", first="ALLREDUCE")

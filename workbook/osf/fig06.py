@@ -28,14 +28,14 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
     DataFrame
         A row for each ``network``, ``buffer_bytes`` (0 is no fusion) and ``quantity``,
-        which is "all-reduces", the number of messages, or "SF", the scaling factor. The
-        value is in ``model``.
+        which is "all-reduces", the number of messages, or "SF", the scaling factor.
+        ``model`` is this number or factor.
     """
     cases = {"network": TWO, "buffer_bytes": (0, *BUFFERS)}
     return tidy(partial(by_buffer.modelled, setting), cases)
@@ -157,16 +157,16 @@ def _gain_of_buffer(
     """Return the gain of ResNet-101 in the settings that meet the other statements.
 
     Replays cannot decide the claim. Where messages have cheap start-ups, the buffer lowers the
-    factor, and where they have expensive ones, it raises it. The paper does not state which its
-    cluster has. The note reports both replays.
+    factor. Where messages have expensive start-ups, the buffer raises the factor. The paper does
+    not state the start-ups of its cluster. The note reports a replay of each kind.
 
     Parameters
     ----------
     buffer : str
         The size of the buffer, such as "100 MB".
     implying : sequence of str
-        The names of statements that imply the gain. They do not count, because in settings
-        that meet them the gain could not come out otherwise.
+        The names of statements that imply the gain. They do not count, because a setting that
+        meets them has the gain already for this reason.
     scale, offset : float
         The number of the claim is ``offset + scale * gain``: with 100 and 0 the gain in %,
         and with 1 and 1 the factor over that without a buffer.
@@ -179,7 +179,7 @@ def _gain_of_buffer(
 
 @check("osf-fig06-falls")
 def _fall_beyond_100_mb() -> Result:
-    """Return the factor with 100 MB over that with 1 GB, in replays of ResNet-101.
+    """Return the factor with 100 MB divided by that with 1 GB, in replays of ResNet-101.
 
     Two ratios are of the link with cheap start-ups: with equal workers, and with one of them
     10% slower. The third ratio is of the link with expensive start-ups, with equal workers.
@@ -196,16 +196,16 @@ def _fall_beyond_100_mb() -> Result:
     # Where one of the two buffers was not replayed there is no ratio.
     ratios = list((by_plan["buffer:100MB"] / by_plan["buffer:1GB"]).dropna())
 
-    # The link with expensive start-ups. Its start-up and rate, too, were set from the setting,
-    # which the note calls a fit.
+    # The link with expensive start-ups. Its start-up and rate were also set by the setting of the
+    # earlier search, which the note calls a fit.
     expensive = by_buffer.in_lab(Lab.load(REGIMES)).set_index(by_buffer.KEYS)
     measured = expensive["measured"]
     ratios.append(measured["ResNet101", 100 * MB] / measured["ResNet101", GB])
     # STRETCHED describes the campaign with cheap start-ups, and ends with the two networks'
     # factors of compute: "(ResNet-101 4.7, VGG-16 2.7 times)". This claim is not about VGG-16.
     on_cheap_link = STRETCHED.replace(", VGG-16 2.7", "")
-    # The note says what the three ratios are of, in their order. "Stretched" is the factor of
-    # compute of the third one, and the last part has that of the first two.
+    # The note says what the three ratios are of, in their order. "stretched 2.6 times" belongs to
+    # the third ratio, and the stretching in ``on_cheap_link`` to the first two.
     note = (
         "4 workers: equal, one 10% slower; equal on a link set from a fit (stretched "
         f"2.6 times); {on_cheap_link}"

@@ -25,7 +25,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def numbers() -> pd.DataFrame:
         which factor the slowest worker computes longer, 1 if all are equally fast.
 
         ``seconds_over_unfused``, ``model_over_unfused`` and ``measured_over_unfused`` are
-        these times over the time of all communication of the case without a buffer.
+        these times divided by the time of all communication of the case without a buffer.
         ``paper_over_unfused`` is what the paper prints for this ratio, for all
         communication of VGG-16 with 1 GB.
     """
@@ -118,8 +118,8 @@ def numbers() -> pd.DataFrame:
     names = ("grade", "look", "network", "slowest")
     all_but_buffer = [frame[name].fillna("") for name in names]
     for column in ("seconds", "model_s", "measured_s"):
-        # Rows with a buffer are NaN, which the sum over a group leaves out. This sum is thus
-        # that of all phases of the case without a buffer.
+        # Times with a buffer become NaN, which the sum over a group leaves out. The sum is thus
+        # the time of all phases without a buffer.
         unfused_s = frame[column].where(frame["buffer_bytes"] == 0)
         total_unfused_s = unfused_s.groupby(all_but_buffer).transform("sum")
         name = column.removesuffix("_s")
@@ -143,8 +143,8 @@ def draw(frame: pd.DataFrame) -> Figure:
         What `numbers` returned.
     """
     frame = frame[frame["slowest"] == 1]
-    # Modelled times of the lab are in ``model_s``, and those of the cluster in ``seconds``. Each
-    # row has one of the two, over the time without a buffer.
+    # A row of the lab has its modelled time, divided by that without a buffer, in
+    # ``model_over_unfused``. A row of the cluster has it in ``seconds_over_unfused``.
     model = frame["model_over_unfused"].fillna(frame["seconds_over_unfused"])
     # PLACES has the headings of panels. ``look`` is the key of a link of the lab, and NaN for
     # the cluster, whose key is "".

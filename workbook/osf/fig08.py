@@ -36,16 +36,16 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
     DataFrame
         A row for each ``network``, number of ``workers`` and ``quantity``. The networks are
         VGG-16 as published and with replaced layers. The quantities are the scaling factors
-        "OSF", with overlap, and "CSF", in which nothing overlaps. The factor is in
-        ``model``. In rows of 32 workers, ``paper`` is the measured scaling factor that
-        Section 4.1 prints for the network, in the row of OSF and in that of CSF.
+        "OSF", with overlap, and "CSF", in which nothing overlaps. ``model`` is the modelled
+        factor. ``paper`` is the measured scaling factor that Section 4.1 prints for the
+        network with 32 workers. Both quantities have it in their rows of 32 workers.
     """
 
     def factors(network: str, workers: int) -> dict[str, float]:
@@ -55,8 +55,9 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
             return {"OSF": 1.0, "CSF": 1.0}
         workload = setting.workload(network)
         cost = setting.cost(workers)
+        unfused_plan = none(workload)
         return {
-            "OSF": predict(workload, none(workload), cost).scaling_factor,
+            "OSF": predict(workload, unfused_plan, cost).scaling_factor,
             "CSF": csf_of(workload, cost),
         }
 
@@ -97,7 +98,7 @@ def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
     """Return the row of `in_lab` for one case.
 
     ``measured`` is the mean scaling factor of the repeated iterations (osf Eq 1), and
-    ``repeatability`` is the mean absolute difference of two of them. ``model`` and ``csf``
+    ``repeatability`` is the mean absolute difference of two iterations. ``model`` and ``csf``
     are predictions with and without overlap, and ``error`` is the relative error of
     ``model``. ``processor_limited`` says whether the processor may have slowed an iteration.
     """
@@ -135,8 +136,8 @@ def numbers() -> pd.DataFrame:
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
-    # The factor of Section 1, too, is of 32 workers on the cluster. These are the rows in which
-    # `modelled` has given ``paper`` a number.
+    # The factor of Section 1, too, is of 32 workers on the cluster. Only in the rows of 32
+    # workers has `modelled` put a number into ``paper``.
     return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 
@@ -151,8 +152,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     frame : DataFrame
         What `numbers` returned.
     """
-    # Only the cluster has so many workers. REPLACED is VGG-16 with replaced layers. Its rows of
-    # OSF and of CSF have the same printed numbers, of which the first is taken.
+    # Only the cluster has as many as WORKERS workers. REPLACED is VGG-16 with replaced layers.
+    # Its rows of OSF and of CSF have the same printed numbers, so that the title takes the first.
     all_workers = rows_of(frame, network=REPLACED, workers=WORKERS)
     all_workers = all_workers.set_index("quantity")
     title = (

@@ -46,9 +46,9 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         A row for each network, seed, epoch and set of images (``measured_on``), which is
         "running" for the images of an epoch while the network trains on them.
-        ``share_of_guess`` is the loss over ln(classes), the loss of a guess that gives all
-        classes the same probability. ``paper_loss`` is the loss that the paper prints, and
-        ``paper`` its share of the loss of a guess.
+        ``share_of_guess`` is the loss divided by ln(classes), the loss of a guess that gives
+        all classes the same probability. ``paper_loss`` is the loss that the paper prints, and
+        ``paper`` is this loss divided by that of a guess.
     """
     # ``epochs`` is the number of epochs of a training, and ``epoch`` the one of a row.
     longest = trained[trained["epochs"] == trained["epochs"].max()]
@@ -137,7 +137,7 @@ LEARNING = {"running": "while training", "training": "on training images"}
 @check("osf-fig09-lower", "loss", LEARNING)
 @check("osf-fig09-accuracy", "accuracy", {"held_out": "held out", **LEARNING})
 def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
-    """Return the final loss or accuracy with replaced layers over that of the original.
+    """Return the final loss or accuracy with replaced layers, divided by the original's.
 
     The paper does not say whether the original trains with dropout, or on which images
     the measure is taken. Each combination is a reading.
@@ -176,11 +176,11 @@ def _replaced_over_original(measure: str, images: Mapping[str, str]) -> Result:
 
 
 def _in_words(table: pd.DataFrame) -> str:
-    """Return a table's numbers as text: by set of images, for each network one of each seed.
+    """Return a table's numbers as text, such as "held out: without 0.7 and 0.8, replaced 0.5".
 
-    In "held out: without 0.7 and 0.8, replaced 0.5 and 0.6", for example, "held out" is a set
-    of images, and "without" (dropout) and "replaced" (layers) are networks, with two seeds
-    each. The index of ``table`` has a set of images and a seed, and its columns are networks.
+    For each set of images ("held out"), the text lists the networks ("without" dropout,
+    "replaced" layers), and for each network its number for each seed. The index of ``table``
+    has a set of images and a seed, and its columns are networks.
     """
     parts = []
     for images, by_seed in table.groupby(level="measured_on"):

@@ -276,7 +276,7 @@ def _outcome(comparisons: pd.DataFrame) -> str:
 
     ``comparisons`` is what `decided` returned.
     """
-    # Comparisons whose two errors are farther apart than the times of two runs are.
+    # The comparisons in which the two errors differ by more than the times of two runs.
     clear = comparisons[comparisons["decided"]]
     eq18_is_closer = clear["eq18_error"] < clear["line_error"]
     text = (
@@ -370,8 +370,8 @@ def _links_in_words(ratios: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     Parameters
     ----------
     ratios : DataFrame
-        The median error of a straight line over that of osf Eq 18. There is a row for each
-        link, and a column for each of LINES.
+        The median error of a straight line, divided by that of osf Eq 18. There is a row for
+        each link, and a column for each of LINES.
     rows : DataFrame
         What `_cost_errors` returns.
     """
@@ -393,7 +393,7 @@ def _links_in_words(ratios: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
 @check("osf-fig10-small", "bytes < bandwidth_delay_bytes")
 @check("osf-fig10-all", "bytes > 0")
 def _linear_over_piecewise(condition: str) -> Result:
-    """Return the median error of each straight line over that of osf Eq 18, by link.
+    """Return the median error of each straight line, divided by that of osf Eq 18, by link.
 
     The medians are over the tensors of ResNet-101.
 

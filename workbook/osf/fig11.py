@@ -69,7 +69,7 @@ def modelled(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
@@ -114,7 +114,7 @@ def modelled_gains(setting: PaperSetting) -> pd.DataFrame:
     Parameters
     ----------
     setting : PaperSetting
-        What the paper leaves out of its cluster.
+        The numbers of the cluster that the paper does not state.
 
     Returns
     -------
@@ -150,15 +150,14 @@ def gains_in_lab(runs: pd.DataFrame) -> pd.DataFrame:
     DataFrame
         A row for each planner, MG-WFBP and the best plan ("exact"), and for each network,
         link and number of workers of the campaign. No column tells the links and numbers of
-        workers apart. ``gain`` is by which share the iteration
-        with the buffer is longer, the median over the rounds of the campaign. Its 95%
-        interval is ``gain_low`` to ``gain_high``. A planner that was not replayed has no
-        rows.
+        workers apart. ``gain`` is the share by which the iteration with the buffer is longer
+        than that with the planner, as the median over the rounds of the campaign. Its 95%
+        interval is ``gain_low`` to ``gain_high``. A planner that was not replayed has no rows.
     """
     tables = []
-    for rule in (RIVAL, "exact"):
-        # The iteration with each other plan over that with the plan of the rule.
-        tables.append(compare.paired(runs, rule).assign(planner=rule))
+    for planner in (RIVAL, "exact"):
+        # The ratio is the iteration with the plan ``other``, divided by that with the planner's.
+        tables.append(compare.paired(runs, planner).assign(planner=planner))
     pairs = pd.concat(tables).query("other == 'buffer:25MB'")
     gains = pd.DataFrame(
         {
@@ -204,8 +203,8 @@ def _network_in_regime(
     rows = []
     for rule in ("adafusion", *RULES):
         replayed = _replayed_as(rule, lab, cases)
-        # A plan that was not replayed has no row. Nor has a plan that is that of the constant
-        # buffer, which gains nothing over itself.
+        # There is no row for a plan that was not replayed. Nor is there one for a plan with the
+        # messages of the constant buffer, because it gains nothing.
         if replayed is None or replayed == CONSTANT:
             continue
         gain = factors[replayed] / factors[CONSTANT] - 1
@@ -230,7 +229,7 @@ def _replayed_as(rule: str, lab: Lab, cases: Sequence[Case]) -> str | None:
     """
     if any(case.plan == rule for case in cases):
         return rule
-    # Another rule may make the same messages. Its name stands for both.
+    # The same messages may have been replayed under the name of another plan.
     plan = make_plan(
         rule, lab.workload(cases[0]), lab.calibration.of_case(cases[0]).cost
     )
@@ -306,8 +305,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     # 1 GB. It replayed no plan of the repaired rule.
     repaired = rows_of(frame, planner=ADAFUSION, grade="model")
     replayed = rows_of(frame, planner="adafusion", grade="lab")
-    # The title has the largest gain of any network in any compatible setting. The printed range
-    # is the same in all rows, from which the maximum takes it.
+    # The title has the largest gain of any network in any compatible setting. The printed gain
+    # is the same number in all rows, so that the maximum is this number.
     over_constant = rows_of(repaired, over=CONSTANT)
     title = (
         f"By the model, adaFusion gains at most {over_constant['gain_high'].max():.0%} "
@@ -341,7 +340,7 @@ def _draw_gains(
     replayed : DataFrame
         The measured gains of the printed rule of adaFusion by network. It may have no rows.
     rival : str
-        What the figure calls the planner over which these are gains.
+        What the figure calls the other planner, over which adaFusion gains.
     """
     # A row for each network. Those that were not replayed are NaN, which draws nothing.
     modelled = modelled.set_index("network").loc[list(FIVE)]
@@ -392,8 +391,8 @@ The third reading is that of the paper which proposed MG-WFBP, reference [43].""
 def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
     """Return upper bounds of gains, and the gains of the constant buffer, in a setting.
 
-    The gain of a plan over another one is the iteration of the other plan over that of the
-    plan, minus 1.
+    The gain of a plan over another one is the time of an iteration with the other plan, divided
+    by that with the plan, minus 1.
 
     Parameters
     ----------
@@ -410,7 +409,8 @@ def possible_gains(setting: PaperSetting, network: str) -> dict[str, float]:
           is one of READINGS or adaFusion.
         - ``constant_over_others``: the gain of the constant buffer over the best of no fusion
           and the other buffers of Figure 4, negative if one of them is better.
-        - ``constant_over_more``: the same gain if the buffers MORE count too.
+        - ``constant_over_more``: the gain of the constant buffer over the best of these and of
+          the buffers MORE.
     """
     by_buffer_s = {}
     for capacity in (0, *BUFFERS, *MORE):
@@ -503,16 +503,16 @@ def possible_gains_over(grid: Grid, wanted: NDArray[np.bool_]) -> pd.DataFrame:
     -------
     DataFrame
         A row for each network and setting. Its columns are the gains, the ``network``, and
-        the number of the ``setting``, which counts the s settings from 0.
+        the number of the ``setting``. The wanted settings are numbered from 0, in the order of
+        the grid.
     """
-    # The places of the settings on the axes of the grid, shape (s, 5).
+    # A row for each wanted setting, with its places on the five axes of the grid.
     indices = np.argwhere(wanted)
     tables = []
     for network in FIVE:
         gains = _gains_at(grid, indices, network)
-        # The settings are numbered in the order of the grid.
-        settings_of_rows = np.arange(len(indices))
-        tables.append(gains.assign(network=network, setting=settings_of_rows))
+        setting_numbers = np.arange(len(indices))
+        tables.append(gains.assign(network=network, setting=setting_numbers))
     return pd.concat(tables, ignore_index=True)
 
 
@@ -583,12 +583,12 @@ def _by_reading(
     Parameters
     ----------
     high_ends : DataFrame
-        A column for each reading, and a row for each setting, a guess at what the paper leaves
-        out of its cluster: the largest number that is possible there.
+        The largest number that is possible in each setting by each reading. Rows are settings of
+        the cluster, and columns are readings.
     note : str
         What the numbers are.
     low_ends : DataFrame or float, optional
-        The least number that is possible there, in the form of ``high_ends`` or the same for all.
+        The least number that is possible, as a table like ``high_ends`` or as one number for all.
         By default there is no lower bound.
 
     Returns
@@ -609,10 +609,13 @@ def _by_reading(
         is_possible = (low_ends <= high) & (low <= high_ends)
         # By reading, the share of the settings that can meet the claim.
         shares = is_possible.mean()
-        # The text gives ``high_ends``, and says from which of them on a setting can meet the
-        # claim. This is ``low`` alone, because for all claims below, ``low_ends`` is at most
-        # ``high``: it is minus infinity for gains, and at most five, as claimed, for networks.
-        parts = [f"from {low:.4g} on it agrees"] if np.isfinite(low) else []
+        # For the claims below, a setting can meet the claim as soon as its high end reaches
+        # ``low``, which is what the text says. The other condition, that its low end is at most
+        # ``high``, always holds: the low end of a gain is minus infinity, and that of a number
+        # of networks is at most five, the claimed number.
+        parts = []
+        if np.isfinite(low):
+            parts.append(f"from {low:.4g} on it agrees")
         for reading, values in high_ends.items():
             parts.append(
                 f"{reading} {values.min():.3g} to {values.max():.3g}, "
@@ -644,10 +647,10 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
         Whether the paper's number is the least or the largest gain of the networks.
     """
     gains = _fusion_gains().set_index(["setting", "network"])
-    # ``over_<planner>`` is the bound: the iteration of the planner over the least possible one,
-    # minus 1. Both ratios below are without the "minus 1", so that their quotient is the
-    # iteration of the planner over that of adaFusion. A row is a setting and network, and a
-    # column is a reading.
+    # ``over_<planner>`` is the bound: the iteration of the planner divided by the least possible
+    # one, minus 1. Adding 1 leaves the ratio of the two iterations. Both ratios have the same
+    # divisor, so that their quotient is the iteration of the planner divided by that of adaFusion.
+    # A row is a setting and network, and a column is a reading.
     planner_over_least = pd.DataFrame(
         {name: 1 + gains[f"over_{planner}"] for planner, name in planners.items()}
     )
@@ -673,9 +676,9 @@ def _fusion_gain(planners: Mapping[str, str], which: str) -> Result:
 def _best_buffer() -> Result:
     """Return for how many of the five networks the constant buffer of 100 MB is the best.
 
-    The number is counted in each setting, a guess at what the paper leaves out of its cluster.
-    The paper does not say which other buffers it tried. By one reading they are no fusion and
-    the buffers of Figure 4, and by the other the buffers MORE, too.
+    The networks are counted in each setting of the cluster. The paper does not say with which
+    other buffers it compares this one. By one reading they are no fusion and the buffers of
+    Figure 4. By the other reading, the buffers MORE count, too.
     """
     more_mb = ", ".join(f"{size // MB}" for size in sorted(MORE))
     gains = _fusion_gains().set_index("setting")
@@ -687,7 +690,7 @@ def _best_buffer() -> Result:
         }
     )
     n_networks = is_best.groupby("setting").sum()
-    # In one setting, the number is exact: it is both the largest and the least possible one.
+    # The number is exact in each setting, so that it is both the largest and the least possible.
     return _by_reading(
         n_networks, "against which others is not stated", low_ends=n_networks
     )

@@ -95,7 +95,7 @@ class Lab:
     workloads: Mapping[str, Workload]
     calibration: Calibration
 
-    # Fitting the costs takes longer than whatever asks for them.
+    # The result is cached, because fitting the costs takes long.
     @classmethod
     @lru_cache(maxsize=8)
     def load(cls, campaign: str = LAB) -> Lab:
@@ -147,9 +147,9 @@ class Lab:
         cases = []
         for row in rows:
             case = Case.from_row(row)
-            # The density is 1 with dense gradients, the straggler's factor with workers that
-            # are equally fast, and the number in flight with one message at a time. All three
-            # are set exactly, and not computed.
+            # A density of 1 means dense gradients, a straggler's factor of 1 equally fast
+            # workers, and 1 in flight one message at a time. The three numbers are set and not
+            # computed, so that they can be compared exactly.
             is_plain = case.density == case.straggler == case.in_flight == 1
             if case.negotiated == negotiated and (is_plain or not plain):
                 cases.append(case)

@@ -150,7 +150,7 @@ def _case_in_lab(lab: Lab, case: Case, first: str) -> pd.DataFrame:
         negotiate_s=agreed_s,
     )
     measured_s = lab.phases(case, first)
-    # Both columns have the phases as their index, the measured one the means over repeats.
+    # Both columns have the phases as their index. The measured times are means over repeats.
     table = pd.DataFrame(
         {"model_s": pd.Series(model_s), "measured_s": measured_s.mean()}
     )
@@ -242,8 +242,8 @@ def _draw_panel(ax: Axes, rows: pd.DataFrame, bar_name: str, label: str) -> None
     names = list(rows["bar"].unique())
     percent = 100 * _row_per_drawn_bar(rows, names, values)
     plots.bars(ax, percent, label=label, stacked=True, legend="", pairs=pairs)
-    # In the rows of a bar, one for each phase, the printed number is the same, or NaN in some or
-    # all of them. The maximum leaves NaN out.
+    # A bar has a row for each phase. All of its rows that have a printed number have the same
+    # one. The others are NaN, which the maximum leaves out.
     printed_percent = 100 * rows.groupby("bar")["paper"].max()[names]
     # `plots.bars` has set a tick for each name.
     plots.points(ax, ax.get_xticks(), printed_percent, "paper", size=6)

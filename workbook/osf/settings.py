@@ -17,8 +17,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -251,14 +252,50 @@ def _capacities(network: str) -> tuple[int, ...]:
     return 0, *buffered.get(network, ())
 
 
-# One entry for each network, and one for each number of workers of Fig 4a that is tried.
+class _MessageTimes(NamedTuple):
+    """The times of the grid that messages take or wait, by which a buffer is computed.
+
+    Attributes
+    ----------
+    timeouts_s : ndarray, shape (W,)
+        How long the buffer waits for the next tensor, in seconds.
+    overheads_s : ndarray, shape (D,)
+        The overhead of a message, in seconds.
+    s_per_byte : float
+        The time of each byte of a message, in seconds.
+    """
+
+    timeouts_s: Floats
+    overheads_s: Floats
+    s_per_byte: float
+
+
+def _message_times(grid: Grid, workers: int) -> _MessageTimes:
+    """Return the times of messages between a number of workers, for each value of the grid."""
+    # The grid has the overhead of a message between WORKERS workers. It grows with the steps of
+    # the ring, which are one fewer than the workers.
+    overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
+    s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
+    return _MessageTimes(grid.free["timeout_s"], overheads_s, s_per_byte)
+
+
+def _compute_times_s(network: str, grid: Grid) -> Floats:
+    """Return the compute times of a network over the grid, in seconds.
+
+    The grid has those of VGG-16 and of ResNet-101. Another network takes the time of the one
+    of its family, times the ratio of their FLOP.
+    """
+    reference = reference_network(network)
+    reference_time = "vgg16_s" if reference == "VGG16" else "resnet101_s"
+    ratio = network_flops(network) / network_flops(reference)
+    return ratio * grid.free[reference_time]
+
+
+# The cache has one entry for each network, and one for each number of workers of Fig 4a that is
+# tried.
 @lru_cache(maxsize=16)
 def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
     """Return the scaling factors and the communication of one network over the grid.
-
-    The grid has the compute times of VGG-16 and of ResNet-101. Each network is of the family of
-    one of these two references. Its compute time is that of the reference, times the FLOP of
-    the network over those of the reference.
 
     Parameters
     ----------
@@ -276,64 +313,83 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
         buffer, ``sf_<bytes>`` is the scaling factor, ``update_<bytes>`` the time from
         the first gradient to the end of all messages in seconds, and ``share_<bytes>``
         the share of this time in which the link is busy. A buffer of 0 bytes is no fusion.
-        Arrays have the axes of the grid, of which that of the other family's compute time
-        has length 1.
+
+        Each array has the five axes of the grid: units, timeouts, overheads, compute times of
+        ResNet-101, and compute times of VGG-16. The last one has length 1 for a ResNet, and the
+        one before it for a VGG, because the compute time of the other family does not matter.
     """
-    reference = reference_network(network)
-    reference_time = "vgg16_s" if reference == "VGG16" else "resnet101_s"
-    ratio = network_flops(network) / network_flops(reference)
-    compute_times_s = ratio * grid.free[reference_time]
-    timeouts_s = grid.free["timeout_s"]
-    # The grid has the overhead of a message between WORKERS workers. It grows with the steps of
-    # the ring, which are one fewer than the workers.
-    overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
-    s_per_byte = float(update_s(1.0, workers, NETWORK_BYTES_PER_S))
     capacities = _capacities(network)
+    compute_times_s = _compute_times_s(network, grid)
+    times = _message_times(grid, workers)
 
-    def buffered(compute_s: float, unit: str, capacity: int) -> dict[str, Floats]:
-        """Return "sf", "update" and "share", each by timeout and overhead.
-
-        If nothing is fused (``capacity`` is 0), a message carries a ``unit``. The timeout then
-        does not matter, so that the axis of timeouts has length 1.
-        """
-        computed_timeouts_s = timeouts_s if capacity > 0 else timeouts_s[:1]
-        by_timeout = []
-        for timeout_s in computed_timeouts_s:
-            # ``waited_s`` has the time that each message of the plan waits for one more tensor
-            # which does not come before the timeout.
-            work, plan, waited_s = fused(network, compute_s, capacity, timeout_s, unit)
-            numbers = _fused_numbers(
-                work, plan, waited_s, compute_s, overheads_s, s_per_byte
-            )
-            by_timeout.append(numbers)
-        arrays_by_name = {}
-        for name in FUSED_NUMBERS:
-            arrays_by_name[name] = np.array([numbers[name] for numbers in by_timeout])
-        return arrays_by_name
-
-    # The axes are those of units (u), timeouts, overheads, and compute times (t).
-    shape = len(UNITS), len(timeouts_s), len(overheads_s), len(compute_times_s)
+    # The axes are units, timeouts, overheads, and the compute times of this network.
+    shape = (
+        len(UNITS),
+        len(times.timeouts_s),
+        len(times.overheads_s),
+        len(compute_times_s),
+    )
     arrays = {"csf": np.empty(shape)}
     for capacity in capacities:
         for name in FUSED_NUMBERS:
             arrays[f"{name}_{capacity}"] = np.empty(shape)
 
-    for u, unit in enumerate(UNITS):
-        for t, compute_s in enumerate(compute_times_s):
-            # The time of all bytes of an iteration, without overheads.
-            sent_s = s_per_byte * workload(network, compute_s, unit).bytes.sum()
-            one_message_s = overheads_s + sent_s
-            # One message has no timeout, so that all timeouts have the same factors.
-            arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
-            for capacity in capacities:
-                for name, values in buffered(compute_s, unit, capacity).items():
-                    # If the values have a single timeout, they are assigned to all timeouts.
-                    arrays[f"{name}_{capacity}"][u, :, :, t] = values
-    # The axes of the grid are units (0), timeouts (1), overheads (2), and the compute times of
-    # ResNet-101 (3) and of VGG-16 (4). The arrays lack the compute times of the other family, whose
-    # axis is added with length 1.
-    other_axis = 3 if reference == "VGG16" else 4
+    # ``u`` is the place of a unit on the first axis, and ``t`` that of a compute time on the last.
+    units = enumerate(UNITS)
+    for (u, unit), (t, compute_s) in product(units, enumerate(compute_times_s)):
+        # The time of all bytes of an iteration, without overheads.
+        sent_s = times.s_per_byte * workload(network, compute_s, unit).bytes.sum()
+        one_message_s = times.overheads_s + sent_s
+        # One message has no timeout, so that all timeouts have the same factors.
+        arrays["csf"][u, :, :, t] = compute_s / (compute_s + one_message_s)
+        for capacity in capacities:
+            numbers = _with_buffer(network, compute_s, unit, capacity, times)
+            for name, by_timeout_and_overhead in numbers.items():
+                # Without fusion, there is only one timeout, and its values go to all timeouts.
+                arrays[f"{name}_{capacity}"][u, :, :, t] = by_timeout_and_overhead
+
+    # The place in the grid of the compute times of the other family, as an axis of length 1.
+    other_axis = 3 if reference_network(network) == "VGG16" else 4
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
+
+
+def _with_buffer(
+    network: str, compute_s: float, unit: str, capacity: int, times: _MessageTimes
+) -> dict[str, Floats]:
+    """Return the FUSED_NUMBERS of a network with one buffer, by timeout and overhead.
+
+    Parameters
+    ----------
+    network : str
+        The network.
+    compute_s : float
+        Its compute time in seconds.
+    unit : {"tensor", "layer"}
+        What a message carries if nothing is fused.
+    capacity : int
+        The size of the buffer in bytes, or 0 for no fusion.
+    times : _MessageTimes
+        The W timeouts, the D overheads, and the time of a byte.
+
+    Returns
+    -------
+    dict of str to ndarray, shape (W, D)
+        Without fusion the timeout does not matter, and the shape is (1, D).
+    """
+    timeouts_s = times.timeouts_s if capacity > 0 else times.timeouts_s[:1]
+    by_timeout = []
+    for timeout_s in timeouts_s:
+        # ``waited_s`` has the time that each message of the plan waits in vain for one more
+        # tensor, until the timeout.
+        work, plan, waited_s = fused(network, compute_s, capacity, timeout_s, unit)
+        numbers = _fused_numbers(
+            work, plan, waited_s, compute_s, times.overheads_s, times.s_per_byte
+        )
+        by_timeout.append(numbers)
+    arrays = {}
+    for name in FUSED_NUMBERS:
+        arrays[name] = np.array([numbers[name] for numbers in by_timeout])
+    return arrays
 
 
 def _fused_numbers(
@@ -523,12 +579,12 @@ def over(
         The table at the best of these settings. For each of ``values`` there are two more
         columns, with the endings ``_low`` and ``_high``: its range over these settings.
     """
-    # The best setting comes first, also among those of one unit.
+    # The best setting comes first. Those of one unit stay in this order.
     settings = list(compatible())
     if unit:
         settings = [setting for setting in settings if setting.unit == unit]
     of_all_settings = pd.concat([modelled(setting) for setting in settings])
-    # A group has the same row of all settings.
+    # Each group has one row of the figure's table, once for each setting.
     by_row = of_all_settings.groupby(list(keys), sort=False)[list(values)]
     low = by_row.min().add_suffix("_low")
     high = by_row.max().add_suffix("_high")
@@ -555,7 +611,8 @@ def by_model(
     Returns
     -------
     Result
-        The values of the quantity in the settings that meet the most *other* statements.
+        The values of the quantity in the settings that meet the most statements, apart from
+        the one about this quantity.
     """
     return claims.by_model(setting_search(), quantity, scale, offset, note)
 
