@@ -121,7 +121,7 @@ class _Shape:
     Attributes
     ----------
     backward_shares : ndarray, shape (n,)
-        The share of the backward pass between the message before each one and the message.
+        By which share of the backward pass each message is ready later than the one before it.
     parameters : ndarray of int, shape (n,)
         The number of parameters whose gradients each message carries.
     layers, tensors : tuple of str, length n

@@ -47,8 +47,9 @@ def modelled() -> tuple[Workload, AlphaBeta, dict[str, Timeline]]:
     # `update_s` is the time of a ring all-reduce (osf Eq 7), here of one byte on the paper's
     # network.
     s_per_byte = float(update_s(1.0, WORKERS, NETWORK_BYTES_PER_S))
-    # A start-up of 4 ms is chosen, as the numbers above. Both times are of a whole all-reduce.
-    # ``workers`` and ``algorithm`` only describe the all-reduce, and do not change its times.
+    # The start-up of 4 ms is chosen, as the numbers above. Like the time of a byte, it is that of a
+    # whole all-reduce. ``workers`` and ``algorithm`` only describe the all-reduce, and do not
+    # change these times.
     cost = AlphaBeta(4e-3, s_per_byte, workers=WORKERS, algorithm="ring")
     # "cuts:2" ends a message after the second tensor, and "cuts:2,3" also after the third. The
     # last message ends with the last tensor.

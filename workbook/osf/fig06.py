@@ -166,7 +166,7 @@ def _gain_of_buffer(
         The size of the buffer, such as "100 MB".
     implying : sequence of str
         The names of statements that imply the gain. They do not count, because a setting that
-        meets them has the gain already for this reason.
+        meets them cannot contradict the gain.
     scale, offset : float
         The number of the claim is ``offset + scale * gain``: with 100 and 0 the gain in %,
         and with 1 and 1 the factor over that without a buffer.

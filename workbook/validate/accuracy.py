@@ -186,7 +186,7 @@ def validate(
     selections : mapping of str to Selecting, optional
         Selection times by the hash that a sparse case carries.
     compute_scatter : mapping of str to ndarray, optional
-        Times of iterations of one worker alone over their median, by the hash of the
+        Times of iterations of one worker alone, divided by their median, by the hash of the
         profile. By default compute does not scatter.
 
     Returns
@@ -198,7 +198,7 @@ def validate(
             The predicted iteration and its exposed communication in seconds, by each of
             `rivals.MODELS` and by RESCALED, our model with the measured compute time.
         <model>_error, <model>_paired_error, <model>_exposed_error
-            The relative errors of these, as `_with_errors` describes them.
+            The relative errors of these predictions, as `_with_errors` describes them.
         lower_s, upper_s
             The ends of the prediction interval of our model in seconds, without the drift
             of compute since its profile. `labelled` adds the drift as measured. The ends are
@@ -409,7 +409,7 @@ def _frozen_ends(form: str) -> pd.DataFrame:
         ``lower_s`` and ``upper_s``, the ends in seconds, by case.
     """
     ends = pd.read_csv(places.DATA / "intervals.csv", index_col="case")
-    # A case without ends would have no frozen interval. At present all cases have ends.
+    # A case without ends has no frozen interval.
     ends = ends.dropna()
     if form != "table":
         # No rows.
@@ -455,9 +455,9 @@ def joined(campaign: Source) -> pd.DataFrame:
     # An iteration is its compute and its exposed communication.
     predicted_compute_s = seconds[OURS, "iteration"] - seconds[OURS, "exposed"]
     cases["predicted_compute_s"] = predicted_compute_s
-    # True for real training. Only its predictions count contention, that messages and compute slow
-    # each other down. Its compute drifts after its profile, so that `labelled` moves the intervals
-    # of these cases by measured less predicted compute.
+    # Contention means that messages and compute slow each other down. Only predictions of real
+    # training count it. `labelled` moves the intervals of cases with contention by measured less
+    # predicted compute, because the compute of real training drifts after its profile.
     cases["contention"] = cases["kind"] == TRAINING
     counted = _covered_iterations(runs, cases)
     return _with_errors(cases, PREDICTED).join(counted).reset_index()
@@ -486,7 +486,7 @@ def _covered_iterations(runs: pd.DataFrame, cases: pd.DataFrame) -> pd.DataFrame
     """
     # With the case of each iteration, ``map`` gives every iteration the value of its case.
     case = runs["case"]
-    # Only cases of real training have contention, that messages and compute slow each other down.
+    # ``contention`` is true for all cases of real training, and for no others.
     is_real_training = case.map(cases["contention"])
     # The interval of an iteration of real training is moved to the iteration's own compute time.
     drift_s = runs["compute_s"] - case.map(cases["predicted_compute_s"])
@@ -612,7 +612,7 @@ def difference(cases: pd.DataFrame, rival: str) -> tuple[float, float, float]:
     drawn = np.random.default_rng(0).integers(0, n, (10_000, n))
     # From shape (10_000, n, 2) to (10_000, 2).
     of_resamples = of_clusters.to_numpy()[drawn].sum(axis=1)
-    # The mean of a resample is its sum over its number of cases, so that clusters with more
+    # The mean of a resample is its sum divided by its number of cases, so that clusters with more
     # cases weigh more.
     sums, sizes = of_resamples.T
     lower, upper = np.percentile(sums / sizes, [2.5, 97.5])
@@ -712,9 +712,10 @@ class Goal(NamedTuple):
         else:
             reached = float(cases.eval(self.statistic))
         # A goal has one bound. The other one is infinite.
-        wanted = f"at most {self.at_most:g}"
         if self.at_least > -math.inf:
             wanted = f"at least {self.at_least:g}"
+        else:
+            wanted = f"at most {self.at_most:g}"
         holds = self.at_least <= reached <= self.at_most
         return {"goal": self.goal, "wanted": wanted, "reached": reached, "holds": holds}
 
@@ -897,7 +898,7 @@ def coverage_of_95() -> pd.DataFrame:
 def outcome(campaign: str) -> str:
     """Return in words which goals a campaign met and missed.
 
-    The text also says so if no predictions were committed before the runs of the campaign.
+    If no predictions were committed before the runs of the campaign, the text says this, too.
 
     Raises
     ------

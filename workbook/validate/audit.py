@@ -55,14 +55,14 @@ def random_audit(
     -------
     DataFrame
         One row for each network and planner. The columns are ``instance`` (the number of
-        the network), ``start_ups_over_compute`` (the start-ups of one message per gradient
-        over the compute time), ``planner`` and ``gap`` (its iteration over that of the best
-        plan, minus 1).
+        the network), ``start_ups_over_compute`` (the start-ups of one message per gradient,
+        divided by the compute time), ``planner`` and ``gap`` (its iteration divided by that of
+        the best plan, minus 1).
     """
-    random = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     rows = []
     for instance in range(instances):
-        workload, cost = draw(random)
+        workload, cost = draw(generator)
         start_ups = workload.n * cost.startup_s() / workload.compute_s
         # The planner "exact" finds the best of all plans.
         best_s = iteration_s(workload, make_plan("exact", workload, cost), cost)

@@ -31,7 +31,7 @@ def steps(source: Source) -> pd.DataFrame:
     DataFrame
         One row for each profile. The columns are ``network``, ``device``,
         ``precision``, ``batch``, ``ranks``, ``rate`` (FLOP/s, osf Eq 4) and ``c`` (the
-        rate over that of the fastest product, osf Eq 5, NaN if no product was measured).
+        rate divided by that of the fastest product, osf Eq 5, NaN if none was measured).
     """
     profile = ["network", "device", "precision", "batch", "ranks"]
     if not source.has("layers"):
@@ -69,7 +69,7 @@ def _scales_to_graph(source: Source) -> dict[tuple[object, ...], float]:
             # Unhooked iterations ran without the hooks that time single layers, which the
             # graph does not have either.
             scale = medians["graph_iteration"] / medians["unhooked_iteration"]
-            # The host makes no iteration shorter.
+            # The host can only make iterations longer, so that a scale above 1 is noise.
             scales[profile] = min(1.0, float(scale))
     return scales
 
@@ -95,7 +95,7 @@ def kernel_shares(
         One row for each machine, device, precision and kernel. The columns are
         ``machine``, ``device``, ``precision``, ``unit`` ("FLOP/s" or "B/s"), ``kernel``,
         ``rate`` (a median), ``peak`` (the fastest sample of any product of this device and
-        precision, or of any copy) and ``share`` (``rate`` over ``peak``).
+        precision, or of any copy) and ``share`` (``rate`` divided by ``peak``).
     """
     key = ["machine", "device", "precision", "unit"]
     tables = []
@@ -146,8 +146,7 @@ def _network_steps(source: Source, networks: Sequence[str]) -> pd.DataFrame:
     has_several = of_network.transform("nunique") > 1
     names = names.mask(has_several, names + ", batch " + rows["batch"].astype(str))
     rows = rows.assign(unit="FLOP/s", kernel=names)
-    # A sequence need not have the method index.
-    order = [*networks]
+    order = list(networks)
     return rows.sort_values("network", key=lambda names: names.map(order.index))
 
 
@@ -165,8 +164,8 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
         One row for each kernel and setting of the communication, with medians:
         ``seconds`` (of the kernel), ``bytes_per_s`` (that communication moved),
         ``overlap_share`` (the share of the kernel's time in which communication went on),
-        ``alone_s`` (the kernel without communication) and ``slowdown`` (``seconds`` over
-        ``alone_s``).
+        ``alone_s`` (the kernel without communication) and ``slowdown`` (``seconds`` divided
+        by ``alone_s``).
     """
     kernel = ["kernel", "device", "ranks"]
     communication = [
@@ -180,7 +179,7 @@ def slowdowns(contention: pd.DataFrame) -> pd.DataFrame:
     medians = contention.groupby([*kernel, *communication])[columns].median()
     rows = medians.reset_index()
     # On a single rank, a kernel is timed alone once. A recording of several ranks can have timed it
-    # alone once more for every setting of blocks and threads. The median is over all settings.
+    # alone once more for every setting of blocks and threads, of which the median is taken.
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(kernel)["seconds"].median().rename("alone_s")
     beside = rows[~is_alone].join(alone_s, on=kernel)
@@ -201,9 +200,10 @@ def paired(runs: pd.DataFrame, plan: str) -> pd.DataFrame:
     -------
     DataFrame
         One row for each network, lab (``link`` and ``workers``) and ``other`` plan.
-        ``ratio`` is the median, over the ``pairs`` rounds in which both plans ran, of the
-        iteration of the other plan over that of ``plan``. ``plan`` is faster if the ratio is
-        above 1. ``lower`` and ``upper`` are the 95% bootstrap interval of this median.
+        ``ratio`` is the iteration of the other plan divided by that of ``plan``, so that
+        ``plan`` is faster if it is above 1. It is the median over the rounds in which both plans
+        ran, whose number is ``pairs``. ``lower`` and ``upper`` are the 95% bootstrap interval of
+        this median.
     """
     rng = np.random.default_rng(0)
     rows = []

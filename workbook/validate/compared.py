@@ -122,7 +122,7 @@ def _summary(name: str, cases: pd.DataFrame) -> str:
 
 
 def _line_of_case(case: Any) -> str:
-    """Return what was measured and predicted of a case, a row of cases, in words."""
+    """Return in words what was measured and predicted of a case, which is a row of a table."""
     what = f"{case.network}:{case.batch} {case.plan}, {case.workers} ranks over {case.link}"
     predicted_s = case.model_iteration_s
     if case.kind == TRAINING:
@@ -146,7 +146,7 @@ def _why_marked(case: Any) -> str:
         reasons.append(f"its rounds differ by {case.repeatability:.0%}")
     if case.processor_limited:
         reasons.append("the processor may have set its pace in place of the link")
-    # A case is marked for one of three reasons, of which this is the third.
+    # A case that is marked for neither reason is marked because of other programs.
     if not reasons:
         reasons.append("other programs disturbed it")
     return " and ".join(reasons)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -25,6 +26,25 @@ ERROR = "predicted / measured - 1 [%]"
 
 
 # -- wb-lab-errors -------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """Cases of one kind, which share the rows of `every_case`.
+
+    Attributes
+    ----------
+    name : str
+        The number of cases and their kind, in words.
+    cases : DataFrame
+        The cases.
+    error : str
+        The error that is drawn, "error" or "paired_error". The column of a model's errors has
+        the name of the model before it.
+    """
+
+    name: str
+    cases: pd.DataFrame
+    error: str
 
 
 def every_case(
@@ -54,25 +74,27 @@ def every_case(
     """
     training = training[~sends_one_message(training)]
     is_trained = live["kind"] == TRAINING
-    # Each kind of cases has its name, its cases, and the column of its errors. Errors of live
-    # trainings are paired, too, because their recorded prediction already has the compute
-    # time that was measured around the run.
+    live_replays = live[~is_trained]
+    live_trainings = live[is_trained]
+    # The column "error" of live trainings is a paired error, too, because their recorded
+    # prediction already has the compute time that was measured around the run.
     kinds = [
-        (f"{len(replays)} replays", replays, "error"),
-        (f"{(~is_trained).sum()} live replays", live[~is_trained], "error"),
-        (f"{len(training)} trainings", training, "paired_error"),
-        (f"{len(campaign)} trainings, campaign", campaign, "paired_error"),
-        (f"{is_trained.sum()} live trainings", live[is_trained], "error"),
+        _Kind(f"{len(replays)} replays", replays, "error"),
+        _Kind(f"{len(live_replays)} live replays", live_replays, "error"),
+        _Kind(f"{len(training)} trainings", training, "paired_error"),
+        _Kind(f"{len(campaign)} trainings, campaign", campaign, "paired_error"),
+        _Kind(f"{len(live_trainings)} live trainings", live_trainings, "error"),
     ]
     models = {OURS: "our model", "no_overlap": "no overlap"}
     # Errors by the name of the row.
     rows = {}
     styles = []
     for model, name in models.items():
-        for kind, cases, error in kinds:
-            column = f"{model}_{error}"
-            if column in cases:
-                rows[f"{kind}, {name}"] = cases[column]
+        for kind in kinds:
+            column = f"{model}_{kind.error}"
+            # Only our model has errors of live runs.
+            if column in kind.cases:
+                rows[f"{kind.name}, {name}"] = kind.cases[column]
                 styles.append(look(model))
     medians = [errors.abs().median() for errors in rows.values()]
     # Our model has a row of every kind, in their order: recorded and live replays, then
@@ -117,7 +139,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
 
     A paired error is the exposed communication that a model predicts less the measured one,
     which is the measured step without its compute, as a share of the measured step. The
-    grey band around 0 shows how far the measured one differs between rounds. A plan with one
+    grey band around 0 shows how far exposed communication differs between rounds. A plan with one
     message overlaps nothing, so that it tests no model of overlap. Its row is the last one
     of its network and link, and grey.
 
@@ -129,15 +151,7 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     one_message = sends_one_message(cases)
     cases = cases.assign(one_message=one_message)
     cases = cases.sort_values(["network", "link", "one_message"], kind="stable")
-    # Each network and link has a row with its title, then a row for each plan. ``names`` has
-    # all rows, and ``rows`` the row number of each case.
-    names: list[str] = []
-    rows: list[int] = []
-    for (network, link), runs in cases.groupby(["network", "link"], sort=False):
-        names.append(f"{network_title(network)}, {link_title(link)}:")
-        for plan in runs["plan"]:
-            rows.append(len(names))
-            names.append(PLANS.get(plan, look(plan).label))
+    names, rows = _rows_by_network_and_link(cases)
     cases = cases.set_axis(rows)
     # Only plans with several messages test a model of overlap.
     tested = cases[~cases["one_message"]]
@@ -231,7 +245,8 @@ def with_and_without_slowdowns(cases: pd.DataFrame) -> Figure:
     """Draw paired errors of real training by two costs of messages, with and without slowdowns.
 
     The costs are that of our model and a straight line. Slowdowns are how much messages and
-    compute slow each other down. A paired error has the measured compute time.
+    compute slow each other down. A paired error is that of a prediction with the measured
+    compute time.
 
     Parameters
     ----------
@@ -290,7 +305,7 @@ def labs_left_out(errors: pd.DataFrame, medians: pd.Series) -> Figure:
     figure, axes = plots.canvas(columns=2, height=2.6, sharex=True, sharey=True)
     for ax, (kind, heading) in zip(axes, KINDS.items(), strict=True):
         own = errors[errors["kind"] == kind].set_index("decides")["error"]
-        # A list of one label returns a series even if a single error has that label.
+        # With a list of labels, pandas returns a series even for a single error.
         rows = {name: own[[decides]] for decides, name in DECIDES.items()}
         plots.error_rows(ax, rows, label="error of a message's time [%]")
         plots.heading(ax, heading)

@@ -37,8 +37,8 @@ def of_campaign(campaign: Source) -> pd.DataFrame:
         ``link``, ``plan``, ``advised`` (whether a change to the plan is advised) and those
         of `INTERVALS`, as shares of a step under PyTorch's default.
     """
-    # Both are by the hash of the layer profile. ``scatter`` has the times of successive iterations
-    # of a profile, each over their median, from which the advice draws the noise of compute.
+    # Both are by the hash of the layer profile. ``scatter`` has the times of successive iterations,
+    # divided by their median, from which the advice draws the noise of compute.
     profiles = campaign.workloads()
     scatter = campaign.compute_scatter()
     calibration = Calibration.of(

@@ -224,9 +224,9 @@ def _samples(labs: Sequence[RingLab], waking: float | None) -> _Samples:
     # weights add up to the same sum for every lab, and the mean square of all weights is 1.
     lab_weights = np.repeat([count**-0.5 for count in counts], counts)
     mean_count = sizes.size / len(labs)
-    # `ring_of` takes logarithms of the three constants of a fit. One constant is a factor on the
-    # time of a byte at the rate of the link. Before a fit it is 1, whose logarithm is 0. The
-    # four fields that are read off these rings depend on no other constant.
+    # What is known of each link is read off rings before the fit. `ring_of` takes logarithms of
+    # three constants, here 0. Of these constants, only the factor on the time of a byte matters
+    # to the four fields that are read, and it is 1 here.
     unfitted = np.zeros(3)
     rings = [ring_of(unfitted, lab.named, lab.workers, waking) for lab in labs]
     return _Samples(
@@ -259,10 +259,10 @@ def _residuals(
     Returns
     -------
     ndarray, shape (..., n + 1)
-        Weighted logarithmic errors over SCATTER, and last the distance of the logarithm of
-        the share from its prior. Labs with the same number of ranks do not determine the
-        share. A share that differs from the prior by a factor e counts as much as one
-        error of SCATTER.
+        Weighted logarithmic errors divided by SCATTER, and last the distance of the logarithm
+        of the share from its prior. The prior is needed because labs with the same number of
+        ranks do not determine the share. A share that differs from the prior by a factor e
+        counts as much as one error of SCATTER.
     """
     # One array for each constant, of shape (..., 1), which broadcasts over the n medians.
     by_constant = np.moveaxis(np.exp(values), -1, 0)
@@ -303,9 +303,9 @@ def fit_rings(
     Returns
     -------
     ndarray, shape (3,)
-        Logarithms of the seconds of software in a round trip, of the time of bytes over
-        that at the rate of the link, and of the share of all cores that the software of
-        one rank takes.
+        Logarithms of the seconds of software in a round trip, of the factor by which bytes
+        take longer than at the rate of the link, and of the share of all cores that the
+        software of one rank takes.
     """
     from scipy.optimize import least_squares
 
@@ -323,12 +323,21 @@ def fit_rings(
 
     # The fit only starts from this value, so that the first lab stands for all.
     log_software = _log_software(labs[0])
-    # In logarithms, the upper bounds let a round trip have at most a second of software, a byte
-    # take at most e^0.5 times as long as at the rate of the link, and a rank take at most all
-    # cores. The lower bounds let bytes be faster than the rate by at most the same factor. Those
-    # of software, 2 ns, and of the share of the cores, 1/400, are choices, not measured.
-    least = np.array((-20.0, -0.5, -6.0))
-    most = np.array((0.0, 0.5, 0.0))
+    # The bounds of the three logarithms, which are choices.
+    least = np.array(
+        (
+            -20.0,  # 2 ns of software in a round trip
+            -0.5,  # bytes that are faster than the rate of the link by the factor e^0.5
+            -6.0,  # a rank that takes 1/400 of all cores
+        )
+    )
+    most = np.array(
+        (
+            0.0,  # 1 s of software in a round trip
+            0.5,  # bytes that are slower than the rate of the link by the factor e^0.5
+            0.0,  # a rank that takes all cores
+        )
+    )
     fits = []
     # The law has a bend at the share of cores from which ranks wait for cores. The fit starts
     # from the share of the prior and from an eighth of it, to try both sides of the bend.

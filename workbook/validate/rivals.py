@@ -78,16 +78,16 @@ def predicted_times(
     """
     iteration = ours.iteration
     # Rival models know nothing of bursts, nor of messages and compute that slow each other
-    # down. Without these arguments a link has neither.
+    # down. A link that is made from these two arguments alone has neither.
     plain_link = Link(
         in_flight=iteration.link.in_flight, software=iteration.link.software
     )
     plain = replace(iteration, link=plain_link)
     costs = {OWN: iteration.cost, **costs_by_form}
     seconds: dict[str, Times] = {}
-    for name, (cost, formula) in TRIALS.items():
-        if cost in costs:
-            seconds[name] = times(formula(replace(plain, cost=costs[cost])))
+    for name, (form, formula) in TRIALS.items():
+        if form in costs:
+            seconds[name] = times(formula(replace(plain, cost=costs[form])))
         else:
             seconds[name] = (math.nan, math.nan)
     seconds[OURS] = times(ours.prediction)
@@ -128,8 +128,8 @@ def real_times(
     iteration = ours.iteration
     link = iteration.link
     # LINE_BESIDE is our model, including slowdowns, copies and the time of buckets, but with the
-    # cost of the rival LINE, a straight line. A line knows nothing of the burst of a link. Only
-    # with a burst does a link use its time of a byte, which is 0 here, too.
+    # cost of the rival LINE, a straight line. A line knows nothing of the burst of a link. Both
+    # the burst and the time of a byte, which a link uses only with a burst, are thus 0.
     form_of_line, _formula = TRIALS[LINE]
     line_beside = replace(
         iteration,

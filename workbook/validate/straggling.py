@@ -213,9 +213,9 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
         A row of ``judged.csv``. ``right_`` is what scenarios.yml wants to be named, and
         ``named_`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
         iterations: measured with the delay, measured without it, and replayed with it.
-        ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what it predicts without
-        the delay of the right rank. Rules of thumb and remedies have columns of
-        their own. Values are None where nothing is named, predicted or to be named.
+        ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what `ddlkit explain`
+        predicts without the delay of the right rank. Rules of thumb and remedies have columns
+        of their own. Values are None where nothing is named, predicted or to be named.
     """
     traced = training(folder)
     # Iterations of odd numbers have the delay. Those of even numbers are the truth without it.
@@ -252,9 +252,9 @@ def _without_columns(
 ) -> dict[str, float | None]:
     """Return what is predicted without the delay of a rank, as columns of ``judged.csv``.
 
-    `ddlkit explain` predicts it. The rank is the one that is right to name, even if it names
-    another one. All values are None if no rank is to be named, or if it lists no time that was
-    lost by the rank.
+    The prediction is that of `ddlkit explain`. The rank is the one that is right to name, even
+    if `ddlkit explain` names another one. All values are None if no rank is to be named, or if
+    `ddlkit explain` lists no time that was lost by the rank.
     """
     if rank is not None:
         for cause in explained.causes:
@@ -301,8 +301,8 @@ def _remedy_columns(stated: Mapping[str, Any], folder: Path) -> dict[str, float 
     # No interval is asked for, so that the reference needs no draws.
     reference = fit("table", sizes, seconds, draws=0, workers=stated["ranks"]).cost
     # Messages that were under way together shared the link, but not during their start-ups. How
-    # long each takes alone can only be told if the start-up is known. A fitted start-up may be
-    # negative, but that of no message is.
+    # long each takes alone can only be told if the start-up is known. A fit may give a negative
+    # start-up, which no message has.
     startup_s = max(0.0, reference.startup_s())
     with_startup = training(folder, startup_s)
     return {
@@ -334,8 +334,8 @@ def _predicted_s(
             if remedy.setting == LINK_REMEDY:
                 return remedy.iteration_with_s
         return None
-    # The other remedy is another size of buckets, which are replayed with the cost. They are
-    # refused without a cost, or if the trace does not tell the buckets of the training.
+    # The other remedy is another size of buckets, which are replayed with the cost. The prediction
+    # is refused without a cost, or if the trace does not tell the buckets of the training.
     if cost is None:
         return None
     buckets = Buckets.of(traced, cost)
@@ -450,7 +450,8 @@ def _share_named(injected: pd.DataFrame) -> float:
 def _share_better(injected: pd.DataFrame) -> float:
     """Return the share of delays of which `ddlkit explain` is better than all three rules of thumb.
 
-    A gain is by how many seconds an iteration is predicted to be shorter without the delay.
+    A gain is the number of seconds by which an iteration is predicted to be shorter without the
+    delay.
     `ddlkit explain` is better than sums of waits and than times of backward if its gain errs less.
     It is better than last arrivals, which state no gain, unless that rule alone names the right
     rank.

@@ -242,8 +242,8 @@ def _ready_gradients(
         layer = _layer_of(operator, pending)
         if layer:
             pending.remove(layer)
-            # The gradients of a layer are ready together. Among them the last parameter comes
-            # first, such as a bias before its weights, as backward takes the last layer first.
+            # The gradients of a layer are ready together. As backward takes the last layer first,
+            # so the last parameter of a layer comes first, such as a bias before its weights.
             ready += layer[::-1]
             # ``gaps_s`` ends with the gap to the first gradient of this layer. It is followed by
             # a gap of 0 to each further one, and by the gap to the next layer, which begins at 0.
@@ -406,16 +406,17 @@ def predictions(
         free number would predict them exactly, and none can be fitted.
     """
     tables = []
-    for rule, (model, most) in product(rules, models.items()):
+    for rule, (model, largest_number) in product(rules, models.items()):
         parts = rows(rule)
+        # A model without a free number keeps NaN.
         number = np.nan
-        if most:
+        if largest_number > 0:
             if parts.compute.empty:
                 continue
-            # The predicted rows that calibrate, as a function of the free number.
+            # The seconds of the rows that calibrate, as a function of the free number.
             by_number = partial(predicted_s, parts, parts.calibrate, model)
             measured_s = parts.calibrate["iteration_s"].to_numpy()
-            number = fitted(by_number, measured_s, most)
+            number = fitted(by_number, measured_s, largest_number)
         predicted = parts.test[[*columns]].assign(
             model=model,
             measured_s=parts.test["iteration_s"],
@@ -473,7 +474,8 @@ def dense_predictions(form: str = AUTO) -> pd.DataFrame:
     -------
     DataFrame
         One row for each table and size. The columns are ``bytes``, ``measured_s``,
-        ``table``, ``predicted_s``, and ``lower_s`` and ``upper_s`` of its interval.
+        ``table``, ``predicted_s``, and ``lower_s`` and ``upper_s``, the ends of the interval of
+        the prediction.
     """
     tables = []
     for name, rows_of_table in dense_tables().items():

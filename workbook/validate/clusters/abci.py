@@ -73,12 +73,8 @@ def _iteration_s(
         way, relative to its time alone, in "workbook_slowed", or the seconds that
         "workbook_step" adds to an iteration. Other models ignore it.
     """
-    slowdown = 0.0
-    if model == "workbook_slowed":
-        slowdown = number
-    added_s = 0.0
-    if model == "workbook_step":
-        added_s = number
+    slowdown = number if model == "workbook_slowed" else 0.0
+    added_s = number if model == "workbook_step" else 0.0
     # The traced layers give the shares of compute.
     workload = resnet50().scaled(compute_s / resnet50().compute_s)
     cost = costs()[device, ranks]
@@ -125,8 +121,8 @@ def predictions() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `workbook.validate.clusters.predictions`, after ``ranks``,
-        ``batch`` and ``amp``.
+        The columns ``ranks``, ``batch`` and ``amp``, and then those of
+        `workbook.validate.clusters.predictions`.
     """
     return clusters.predictions(STEPS, MODELS, _steps_s, ["ranks", "batch", "amp"])
 

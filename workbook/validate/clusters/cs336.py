@@ -253,11 +253,12 @@ def iteration_s(
     # A gradient that is sent alone is divided by the number of ranks in place. The division
     # reads and writes each byte once, as a copy does, and so takes COPY_PASSES. With buckets,
     # gradients are also copied in before they are sent, and copied out after the division.
-    passes_before = 0
-    passes_after = COPY_PASSES
     if bucket_bytes:
         passes_before = COPY_PASSES
         passes_after = 2 * COPY_PASSES
+    else:
+        passes_before = 0
+        passes_after = COPY_PASSES
     copy_in_s = passes_s(workload.bytes, passes_before)
     divide_and_copy_s = passes_s(workload.bytes, passes_after)
     update_s = float(passes_s(workload.bytes.sum(), UPDATE_PASSES))
@@ -314,8 +315,8 @@ def compute_times(
 
     A rule of data/external/rules.yml says what measured iterations serve for. Some rules have
     iterations in which no all-reduce overlaps with compute, because all of them follow backward.
-    Compute is then such an iteration less its all-reduces and its update. Under other rules,
-    compute is fitted to the iterations that calibrate, so that the model predicts these exactly.
+    Under these rules, compute is such an iteration less its all-reduces and its update. Under
+    other rules, compute is fitted so that the model predicts the iterations that calibrate.
 
     Parameters
     ----------
@@ -387,7 +388,6 @@ def predictions() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The columns of `workbook.validate.clusters.predictions`, after those of
-        CONFIGURATION.
+        The columns CONFIGURATION, and then those of `workbook.validate.clusters.predictions`.
     """
     return clusters.predictions(RULES, MODELS, predicted_s, CONFIGURATION)

@@ -391,9 +391,9 @@ def by_node(predicted: pd.DataFrame, rule: str, name: str = "workbook") -> pd.Se
     Parameters
     ----------
     predicted : DataFrame
-        The rows of `predictions`. Only batches from the median batch on count: at large
-        batches messages are a small part of an iteration, so that the errors show how
-        compute differs between the nodes.
+        The rows of `predictions`. Only the median batch and larger ones count. Messages are a
+        small part of an iteration with such a batch, so that the errors show how compute differs
+        between the nodes.
     rule : str
         A rule of data/external/rules.yml, which says which measured rows of a network
         predict which others.

@@ -215,7 +215,7 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
 
     A count is a number of nodes with a number of GPUs. An anchor is a count of several nodes
     whose measured step the law extrapolates to larger counts. A wish asks whether the scaling
-    factor, the step of the smallest count over that of the larger one, is at least WISH.
+    factor, the step of the smallest count divided by that of the larger one, is at least WISH.
 
     Parameters
     ----------
@@ -281,8 +281,9 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
 
     ``result`` predicts the step on ``nodes`` nodes from those of the measured ``steps`` that
     are on fewer nodes. A wish asks whether the scaling factor, the step of the smallest count
-    over that of ``nodes`` nodes, is at least WISH. The answer of `ddlkit scale` is "yes", "no" or
-    "open". The row has two answers: that of today, and that of the time when goals were tested.
+    divided by that of ``nodes`` nodes, is at least WISH. The answer of `ddlkit scale` is "yes",
+    "no" or "open". The row has two answers: that of today, and that of the time when goals were
+    tested.
     """
     predicted = result.target
     is_target = (steps["nodes"] == nodes) & (steps["gpus"] == predicted.gpus)
@@ -294,9 +295,10 @@ def _case(result: Scaling, steps: pd.DataFrame, nodes: int) -> dict[str, object]
     lower_s, upper_s = predicted.interval_s
     right_answer = "yes" if factor >= WISH else "no"
     answer_today = result.wish.answer
-    # Today `ddlkit scale` also says "no" if the step of the anchor is too long, because more nodes
-    # do not shorten a step. When the goals were tested, only the interval counted, and a wish was
-    # open if the shortest step of the interval met it. The goals are judged by that answer.
+    # The goals are judged by the answer at the time when they were tested. Then only the interval
+    # counted, and a wish was open if the shortest step of the interval met it. Today `ddlkit scale`
+    # says "no" to some of these wishes, because the step of the anchor is too long and more nodes
+    # do not shorten a step.
     answer_then = answer_today
     if answer_today == "no" and one_s / lower_s >= WISH:
         answer_then = "open"
@@ -337,13 +339,13 @@ def _least_step_s(result: Scaling) -> float:
     More nodes do not shorten a step, so that no step is shorter than that of the anchor's
     fastest job. A job is one run of the training.
     """
-    # The measured step of the fastest of several jobs. Of a single job, this is an estimate: its
-    # step, shortened by the share by which jobs scatter on other counts.
+    # If the anchor has several jobs, this is the measured step of the fastest. If it has a single
+    # job, this is its step, shortened by the share by which jobs scatter on other counts.
     fastest_s, _ = result.anchor_jobs_s
     if result.anchor.jobs > 1:
         return fastest_s
-    # Another job is taken to be faster by at least `SINGLE_JOB_SHARE`, even if no other count has
-    # several jobs that could scatter.
+    # Of a single job, the estimate is shorter by at least `SINGLE_JOB_SHARE`, even if no other
+    # count has several jobs that could scatter.
     return min(fastest_s, result.anchor.step_s / (1 + SINGLE_JOB_SHARE))
 
 
@@ -352,8 +354,8 @@ def interpolated_cases(curves: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
     A count is a number of nodes with a number of GPUs. The prediction is interpolated between
     the measured neighbours of the count. A smaller neighbour always exists, because `scale`
-    needs a count on one node. The largest count has no larger neighbour, and has no row. Nor do
-    counts with partly used nodes.
+    needs a count on one node. The largest count has no larger neighbour, and therefore no row.
+    Counts with partly used nodes have no row either.
 
     Parameters
     ----------

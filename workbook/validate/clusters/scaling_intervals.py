@@ -44,7 +44,7 @@ def steps_in_sight() -> pd.DataFrame:
     DataFrame
         One row for each curve, anchor and larger count. The columns are ``set`` (what is judged
         together), ``source`` (who published it) and ``ratio`` (the nodes of the larger count
-        over those of the anchor). ``measured_s`` is the step of the larger count. It is
+        divided by those of the anchor). ``measured_s`` is the step of the larger count. It is
         predicted from the steps ``anchor_s``, ``smallest_s`` (of the curve's smallest count,
         such as one GPU), ``node_s`` (of one whole node, or ``smallest_s`` if no whole node was
         measured) and ``slowest_s`` (the slowest of the anchor and all counts below it). All are
@@ -203,7 +203,7 @@ class Candidate:
         else:
             # The value "node, width from smallest".
             law_from_s, limits_from_s = node_s, smallest_s
-        # The nodes of the step over those of its anchor.
+        # The nodes of the step, divided by those of its anchor.
         ratio = steps["ratio"].to_numpy()
         predicted_s = law.step_s(law_from_s, steps["anchor_s"], ratio)
         # The step around which the upper limit lies.
@@ -309,16 +309,16 @@ class Comparison:
     def judged(self) -> pd.DataFrame:
         """Return how well each set is predicted, with intervals calibrated on other sources.
 
-        A wish asks whether the scaling factor, the step of the smallest count over that of the
-        larger one, is at least `scaling.WISH`. It is answered if both limits of the step give
-        the same answer.
+        A wish asks whether the scaling factor, the step of the smallest count divided by that
+        of the larger one, is at least `scaling.WISH`. It is answered if both limits of the step
+        give the same answer.
 
         Returns
         -------
         DataFrame
             By set, the shares of steps that are ``inside`` and of wishes that are ``answered``,
             the share of answers that are ``right``, and the median of ``half``, the half
-            width of an interval over its middle.
+            width of an interval divided by its middle.
         """
         lower_s, upper_s = self.candidate.interval(self.steps, self._numbers())
         smallest_s = self.steps["smallest_s"].to_numpy()
@@ -361,19 +361,19 @@ class Comparison:
 def compared() -> pd.DataFrame:
     """Return all candidates with what the criterion asks of them.
 
-    A wish asks whether the scaling factor, the step of the smallest count over that of the larger
-    one, is at least `scaling.WISH`. It is answered if both limits of the larger count's step give
-    the same answer.
+    A wish asks whether the scaling factor, the step of the smallest count divided by that of the
+    larger one, is at least `scaling.WISH`. It is answered if both limits of the larger count's
+    step give the same answer.
 
     Returns
     -------
     DataFrame
         One row for each candidate. The columns are its attributes, ``number`` (the width of
-        its intervals at the anchor, calibrated on all sources), ``mean`` and ``least`` (over
-        the sets, of the share of steps in their interval), ``half`` (the half width of an
-        interval over its middle, the median over the sets), ``answered`` (the share of wishes
-        with an answer) and ``right`` (the share of answers that are right), both means over
-        the sets, and whether the candidate is ``admissible``.
+        its intervals at the anchor, calibrated on all sources), ``mean`` and ``least`` (of the
+        share of steps in their interval, over the sets), ``half`` (the half width of an
+        interval divided by its middle, as the median over the sets), ``answered`` (the share of
+        wishes with an answer, as the mean over the sets), ``right`` (the share of answers that
+        are right, as the mean over the sets), and whether the candidate is ``admissible``.
     """
     steps = steps_in_sight()
     rows = []

@@ -35,8 +35,9 @@ def residuals(steps: pd.DataFrame) -> Floats:
     steps : DataFrame
         Steps as `steps_in_sight` returns them, of n rows. ``measured_s`` is predicted from the
         step ``anchor_s`` on fewer nodes, the anchor, and from ``smallest_s``, that of the
-        curve's smallest count, such as one GPU. ``ratio`` is the number of nodes over that of
-        the anchor, and ``slowest_s`` the slowest step of the anchor and all smaller counts.
+        curve's smallest count, such as one GPU. ``ratio`` is the number of nodes divided by
+        that of the anchor. ``slowest_s`` is the slowest step of the anchor and all smaller
+        counts.
 
     Returns
     -------
@@ -57,7 +58,7 @@ def residuals(steps: pd.DataFrame) -> Floats:
 
 
 def width_ratio(level: float, without: str = "") -> float:
-    """Return the half-width of the interval at another level over that of the 90% interval.
+    """Return the half-width of the interval at a level, divided by that of the 90% interval.
 
     Both are quantiles of the `residuals`, the absolute distances of measured steps from their
     predictions. An interval that reaches as far as the quantile q on either side of a prediction
@@ -135,8 +136,8 @@ def cases_in_sight() -> pd.DataFrame:
 def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
     """Return which wishes would be answered at a level, and whether rightly.
 
-    A wish asks whether the scaling factor on more nodes, the step of the smallest count
-    (``one_s``) over the measured one, is at least `scaling.WISH`.
+    A wish asks whether the scaling factor on more nodes is at least `scaling.WISH`. The factor is
+    the step of the smallest count (``one_s``), divided by the measured one.
 
     Parameters
     ----------
@@ -152,9 +153,9 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
         The columns ``answered`` and ``right``, a row for each case. ``right`` is NaN without
         an answer.
     """
-    # Some wishes are not answered by the command, although its intervals alone, whose widths have
-    # the ratio 1, answer them: a step that decides them is doubtful and has to be measured again.
-    # They stay open at every level.
+    # The command leaves a wish open if a step that decides it is doubtful and has to be measured
+    # again. Such a wish stays open at every level. It is recognized by the command's interval,
+    # whose width has the ratio 1: the interval alone would have answered it.
     is_answered_by_interval, _ = _answered(cases, ratio=np.ones(len(cases)))
     is_doubtful = is_answered_by_interval & ~cases["answered_today"].to_numpy(bool)
     # No source is judged by a width that its own steps chose.
@@ -169,14 +170,14 @@ def answers(cases: pd.DataFrame, level: float) -> pd.DataFrame:
 
 
 def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarray]:
-    """Return which wishes are answered, and which of them with yes, each of shape (n,).
+    """Return which wishes are answered, and which with yes: two arrays of bool, shape (n,).
 
     A count is a number of nodes with a number of GPUs. A wish asks whether the scaling factor, the
-    step of the smallest count over that of a larger one, is at least `scaling.WISH`. It is
-    answered if all likely steps of both counts give the same answer. Those of the smallest count
-    reach from ``fastest_one_s`` to ``slowest_one_s``, the steps of its fastest and slowest job.
-    Those of the larger count are its interval, whose half-widths are multiplied by ``ratio``,
-    shape (n,).
+    step of the smallest count divided by that of a larger one, is at least `scaling.WISH`. It is
+    answered if all likely steps of both counts give the same answer. The likely steps of the
+    smallest count reach from ``fastest_one_s`` to ``slowest_one_s``, the steps of its fastest and
+    slowest job. The likely steps of the larger count are its interval, whose half-widths are
+    multiplied by ``ratio``, shape (n,).
     """
     predicted_s = cases["predicted_s"]
     lower_s = predicted_s - ratio * (predicted_s - cases["lower_s"])
@@ -188,7 +189,8 @@ def _answered(cases: pd.DataFrame, ratio: Floats) -> tuple[np.ndarray, np.ndarra
     # one is too small.
     is_yes = (cases["fastest_one_s"] / upper_s >= scaling.WISH).to_numpy()
     is_no = (cases["slowest_one_s"] / lower_s < scaling.WISH).to_numpy()
-    return is_yes | is_no, is_yes
+    is_answered = is_yes | is_no
+    return is_answered, is_yes
 
 
 def compared(cases: pd.DataFrame) -> pd.DataFrame:
