@@ -185,6 +185,22 @@ def training_errors(cases: pd.DataFrame) -> Figure:
     return figure
 
 
+def _rows_by_network_and_link(cases: pd.DataFrame) -> tuple[list[str], list[int]]:
+    """Return the names of all rows of the figure, and the row number of each case.
+
+    Each network and link has a row with its title, and below it a row for each of its cases,
+    which is named by the plan. The ``cases`` are sorted by network and link.
+    """
+    names: list[str] = []
+    rows: list[int] = []
+    for (network, link), runs in cases.groupby(["network", "link"], sort=False):
+        names.append(f"{network_title(network)}, {link_title(link)}:")
+        for plan in runs["plan"]:
+            rows.append(len(names))
+            names.append(PLANS.get(plan, look(plan).label))
+    return names, rows
+
+
 def paired_repeatability(cases: pd.DataFrame) -> pd.Series:
     """Return how far two rounds differ in exposed communication, as a share of the step.
 
