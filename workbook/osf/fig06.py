@@ -169,7 +169,7 @@ def _gain_of_buffer(
         meets them cannot contradict the gain.
     scale, offset : float
         The number of the claim is ``offset + scale * gain``: with 100 and 0 the gain in %,
-        and with 1 and 1 the factor over that without a buffer.
+        and with 1 and 1 the factor divided by that without a buffer.
     """
     note = by_buffer.replayed_gain("ResNet101", buffer, REGIMES)
     search = settings.setting_search().dropping(*implying)

@@ -112,9 +112,10 @@ def numbers() -> pd.DataFrame:
         communication of VGG-16 with 1 GB.
     """
     frame = graded(modelled(settings.setting()), *in_labs())
-    # The key of a group is all that describes a case but its buffer. The number of workers is
-    # the same in all rows of the cluster, and in all rows of the lab. In rows of the cluster,
-    # ``look`` is NaN, which is replaced because groups whose key is NaN would be left out.
+    # Rows that differ only in their buffer and phase are a group. The number of workers is not
+    # part of the key, because it is the same in all rows of the cluster, and in all rows of the
+    # lab. In rows of the cluster, ``look`` is NaN, which is replaced because groups whose key is
+    # NaN would be left out.
     names = ("grade", "look", "network", "slowest")
     all_but_buffer = [frame[name].fillna("") for name in names]
     for column in ("seconds", "model_s", "measured_s"):

@@ -112,7 +112,7 @@ def _draw_printed(ax: Axes, rows: pd.DataFrame) -> None:
     """Draw a dotted line at each printed loss, the second one thicker.
 
     ``rows`` are those of `numbers` for one set of images. A line is drawn at ``paper``, the
-    printed loss over that of a guess, and its label has ``paper_loss``, the printed loss.
+    printed loss divided by that of a guess. Its label has ``paper_loss``, the printed loss.
     """
     # A row for each network whose loss is printed. All seeds have the same printed loss.
     printed = rows.dropna(subset="paper").drop_duplicates("network")

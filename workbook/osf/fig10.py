@@ -203,8 +203,8 @@ def decided(frame: pd.DataFrame) -> pd.DataFrame:
         the best straight line and ``eq18`` the best form of Eq 18. ``line_error`` and
         ``eq18_error`` are the medians over the tensors of their absolute relative errors.
         ``runs_differ`` is the median over the distinct sizes in bytes of the absolute
-        relative difference of the two runs, and ``decided`` says whether the two errors
-        differ by more than that.
+        relative difference of the two runs. ``decided`` says whether ``line_error`` and
+        ``eq18_error`` differ by more than ``runs_differ``.
     """
     is_small = frame["bytes"] < frame["bandwidth_delay_bytes"]
     by_size = frame.assign(

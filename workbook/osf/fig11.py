@@ -543,8 +543,8 @@ def _gains_at(grid: Grid, indices: Ints, network: str) -> pd.DataFrame:
         indices[:, [0, 1, 2, own_axis]], axis=0, return_inverse=True
     )
     rows = []
-    # These are places on the axes. The place 0 on the axis of the other family's compute time
-    # is as good as any.
+    # Each row of ``distinct`` has places on four axes. On the fifth axis, the compute time of the
+    # other family, any place will do, such as 0.
     for unit, timeout, overhead, own_compute in distinct:
         compute = (0, own_compute) if is_vgg else (own_compute, 0)
         setting = grid.setting((unit, timeout, overhead, *compute))

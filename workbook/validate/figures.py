@@ -409,10 +409,10 @@ def _draw_gains(ax: Axes, gains: pd.DataFrame) -> None:
         first_unchanged + UNCHANGED_STEP * row for row in range(len(unchanged))
     ]
 
-    # This draws the line at 0 and sets up the axes. Rows are named below, because not each of
-    # them has a name of its own.
+    # `case_rows` draws the line at 0 and sets up the axes. It is given no names, because
+    # some rows share one.
     case_rows(ax, [], reference=0.0)
-    # Rows without an advised change share one name, in the middle of them.
+    # Each row with an advised change has a name. The other rows share one, in the middle of them.
     names = [_pair_title(pair) for pair in advised[["network", "link"]].to_numpy()]
     middle = sum(unchanged_rows) / len(unchanged_rows)
     names.append(f"keep the default:\n{len(unchanged)} other pairs")

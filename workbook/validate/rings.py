@@ -410,13 +410,12 @@ def ring_of(
         they leave the cores to others, so that none waits for a core. By default ranks do not
         sleep, and wait for cores.
     """
-    # These are the seconds of software in a round trip, the factor by which a byte takes longer
-    # than the rate of the link says, and the share of all cores that the software of one rank
-    # takes.
+    # The seconds of software in a round trip, the factor by which a byte takes longer than the
+    # rate of the link says, and the share of all cores that the software of one rank takes.
     software_s, byte_factor, share = np.exp(values).tolist()
     # A round trip passes the links of both ranks, there and back, and so has four delays of a
-    # link. Waking adds ``waking`` times one delay to it. So each of the four delays is longer by
-    # a quarter of that.
+    # link. Waking lengthens the round trip by ``waking`` times one delay, of which each of the
+    # four delays gets a quarter.
     waking_per_delay = (waking or 0.0) / 4
     return GlooRing(
         software_s=software_s,

@@ -210,8 +210,8 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     Returns
     -------
     dict
-        A row of ``judged.csv``. ``right_`` is what scenarios.yml wants to be named, and
-        ``named_`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
+        A row of ``judged.csv``. ``right_rank`` and ``right_phase`` are what scenarios.yml wants
+        to be named, and ``named_rank`` and ``named_phase`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
         iterations: measured with the delay, measured without it, and replayed with it.
         ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what `ddlkit explain`
         predicts without the delay of the right rank. Rules of thumb and remedies have columns
