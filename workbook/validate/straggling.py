@@ -211,8 +211,9 @@ def judged_row(name: str, stated: Mapping[str, Any], folder: Path) -> dict[str, 
     -------
     dict
         A row of ``judged.csv``. ``right_rank`` and ``right_phase`` are what scenarios.yml wants
-        to be named, and ``named_rank`` and ``named_phase`` what `ddlkit explain` names. ``odd_s``, ``even_s`` and ``replay_s`` are median
-        iterations: measured with the delay, measured without it, and replayed with it.
+        to be named, and ``named_rank`` and ``named_phase`` what `ddlkit explain` names.
+        ``odd_s``, ``even_s`` and ``replay_s`` are median iterations: measured with the delay,
+        measured without it, and replayed with it.
         ``without_s``, ``gain_s``, ``lower_s`` and ``upper_s`` are what `ddlkit explain`
         predicts without the delay of the right rank. Rules of thumb and remedies have columns
         of their own. Values are None where nothing is named, predicted or to be named.
