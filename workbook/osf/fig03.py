@@ -149,9 +149,9 @@ def numbers() -> pd.DataFrame:
     DataFrame
         The rows of `modelled` in the best setting, with their ranges over all compatible
         settings, and then those of `in_lab`. The column ``grade``, which is "model" or
-        "lab", tells them apart. Some replays have a link on which messages start cheaply, and
-        others one on which they start expensively. EXPENSIVE follows the name of the network
-        in rows of the latter.
+        "lab", tells them apart. On the link of some replays messages have cheap start-ups, and
+        on that of the others expensive ones. In rows of replays with expensive start-ups,
+        EXPENSIVE follows the name of the network.
 
         ``paper`` is the printed factor of VGG-16. ``paper_error_low`` and
         ``paper_error_high`` are the least and the largest size of a formula's error that the

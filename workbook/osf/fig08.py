@@ -98,9 +98,9 @@ def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
     """Return the row of `in_lab` for one case.
 
     ``measured`` is the mean scaling factor of the repeated iterations (osf Eq 1), and
-    ``repeatability`` is the mean absolute difference of two iterations. ``model`` and ``csf``
-    are predictions with and without overlap, and ``error`` is the relative error of
-    ``model``. ``processor_limited`` says whether the processor may have slowed an iteration.
+    ``repeatability`` is the mean absolute difference between the factors of two iterations.
+    ``model`` and ``csf`` are predictions with and without overlap, and ``error`` is the relative
+    error of ``model``. ``processor_limited`` says whether the processor may have slowed an iteration.
     """
     workload = lab.workload(case)
     communication = lab.calibration.of_case(case)
@@ -136,8 +136,8 @@ def numbers() -> pd.DataFrame:
     """
     frame = graded(modelled(settings.setting()), *in_labs(in_lab, REGIMES_VGG))
     printed = printed_at(frame, claimed("osf-fig08-intro"), network=REPLACED)
-    # The factor of Section 1, too, is of 32 workers on the cluster. Only in the rows of 32
-    # workers has `modelled` put a number into ``paper``.
+    # The factor of Section 1, too, is of 32 workers on the cluster. `modelled` puts a number into
+    # ``paper`` only in the rows of 32 workers.
     return frame.assign(paper_section_1=printed.where(frame["paper"].notna()))
 
 

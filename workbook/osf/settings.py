@@ -253,7 +253,7 @@ def _capacities(network: str) -> tuple[int, ...]:
 
 
 class _MessageTimes(NamedTuple):
-    """The times of the grid that messages take or wait, by which a buffer is computed.
+    """The times of the grid that concern messages and the fusion buffer.
 
     Attributes
     ----------
@@ -271,7 +271,7 @@ class _MessageTimes(NamedTuple):
 
 
 def _message_times(grid: Grid, workers: int) -> _MessageTimes:
-    """Return the times of messages between a number of workers, for each value of the grid."""
+    """Return the times of the grid that concern messages, for a number of workers."""
     # The grid has the overhead of a message between WORKERS workers. It grows with the steps of
     # the ring, which are one fewer than the workers.
     overheads_s = grid.free["overhead_s"] * (workers - 1) / (WORKERS - 1)
@@ -282,8 +282,8 @@ def _message_times(grid: Grid, workers: int) -> _MessageTimes:
 def _compute_times_s(network: str, grid: Grid) -> Floats:
     """Return the compute times of a network over the grid, in seconds.
 
-    The grid has those of VGG-16 and of ResNet-101. Another network takes the time of the one
-    of its family, times the ratio of their FLOP.
+    The grid has compute times of VGG-16 and of ResNet-101, one network of each family. Those of
+    another network are in proportion to its FLOP.
     """
     reference = reference_network(network)
     reference_time = "vgg16_s" if reference == "VGG16" else "resnet101_s"
@@ -315,8 +315,9 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
         the share of this time in which the link is busy. A buffer of 0 bytes is no fusion.
 
         Each array has the five axes of the grid: units, timeouts, overheads, compute times of
-        ResNet-101, and compute times of VGG-16. The last one has length 1 for a ResNet, and the
-        one before it for a VGG, because the compute time of the other family does not matter.
+        ResNet-101, and compute times of VGG-16. For a ResNet the axis of VGG-16 has length 1, and
+        for a VGG the axis of ResNet-101, because the compute time of the other family does not
+        matter.
     """
     capacities = _capacities(network)
     compute_times_s = _compute_times_s(network, grid)
@@ -348,7 +349,7 @@ def _over_grid(network: str, grid: Grid, workers: int) -> dict[str, Floats]:
                 # Without fusion, there is only one timeout, and its values go to all timeouts.
                 arrays[f"{name}_{capacity}"][u, :, :, t] = by_timeout_and_overhead
 
-    # The place in the grid of the compute times of the other family, as an axis of length 1.
+    # The compute times of the other family get an axis of length 1, at their place in the grid.
     other_axis = 3 if reference_network(network) == "VGG16" else 4
     return {name: np.expand_dims(values, other_axis) for name, values in arrays.items()}
 
