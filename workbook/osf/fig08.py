@@ -100,7 +100,8 @@ def _case_in_lab(lab: Lab, case: Case) -> dict[str, Any]:
     ``measured`` is the mean scaling factor of the repeated iterations (osf Eq 1), and
     ``repeatability`` is the mean absolute difference between the factors of two iterations.
     ``model`` and ``csf`` are predictions with and without overlap, and ``error`` is the relative
-    error of ``model``. ``processor_limited`` says whether the processor may have slowed an iteration.
+    error of ``model``. ``processor_limited`` says whether the processor may have slowed an
+    iteration.
     """
     workload = lab.workload(case)
     communication = lab.calibration.of_case(case)
