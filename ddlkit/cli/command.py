@@ -703,8 +703,8 @@ def _refuse_sizes_beyond_memory(sizes: Sequence[int] | None) -> None:
         return
     from ddlkit.store.machine import describe
 
-    # The memory of the machine also limits messages between GPUs: it is assumed to be no
-    # smaller than that of a GPU, in which a message needs several times its size.
+    # This memory serves as the limit for messages between GPUs, too. A GPU is assumed to have
+    # no more memory than the machine, so a message that is refused fits into no GPU either.
     memory_bytes = describe()["memory_bytes"]
     if sizes[-1] > memory_bytes:
         largest = units.format_bytes(sizes[-1])

@@ -394,9 +394,9 @@ class Lab(Place):
                 raise UserError(
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )
-        # The state file was written before the process of the link existed. Write it
-        # again, with the link's process among those that the lab needs. Until a lab is
-        # complete, this process owns it, even a persistent one, which `up` then releases.
+        # The state file is written again, because it was written before the process of the
+        # link existed, and has to name all processes that the lab needs.
+        # This process owns even a persistent lab until it is complete and `up` releases it.
         self._save(owned=True)
 
     def _link_command(self) -> list[str]:

@@ -56,7 +56,8 @@ MEETING_S = 300.0
 ITERATIONS_TO_REBUILD = 3
 """Iterations after which DDP reports the buckets that it has rebuilt."""
 LEAST_HOOKED = 0.97
-"""Iterations with hooks that take less than this times the others are chance."""
+"""Iterations with hooks that take less than this share of the time of the others show that
+times scatter."""
 TOO_LATE = 0.9
 """If the first gradient is ready after this share of backward, little can overlap."""
 
@@ -144,9 +145,9 @@ def measure_model(
 def _note_on_scatter(timing_overhead_factor: float) -> list[str]:
     """Return a note if iterations with hooks seem to be clearly shorter than without.
 
-    ``timing_overhead_factor`` is the duration of an iteration with hooks over that of one
-    without. Hooks take the times of single layers, which costs time and saves none. So a
-    factor clearly below 1 shows that the times scatter. Otherwise the list is empty.
+    ``timing_overhead_factor`` is the duration of an iteration with hooks divided by that of
+    one without. Hooks time single layers, which cannot make an iteration shorter. So a factor
+    clearly below 1 shows that the times scatter. For any other factor the list is empty.
     """
     # By chance the factor may be a little less than 1.
     if timing_overhead_factor >= LEAST_HOOKED:
@@ -167,7 +168,7 @@ def _facts_to_show(
     ``samples`` is the table ``samples`` that was measured with the profile. It has a row
     for each repeat (column ``sample``) of each quantity. The times are medians over the
     repeats. ``timing_overhead_factor`` is the duration of an iteration in which layers
-    are timed over that of one without.
+    are timed, divided by that of one in which they are not.
     """
     median_s = samples.groupby("quantity")["seconds"].median()
     # Hooks take the times of single layers, and slow an iteration down. Iterations with
@@ -1006,7 +1007,7 @@ def trial(
     # choose the number of iterations in a round.
     iteration_s = _median_s(training, training.iterate)
     count = _iterations_per_round(max_s, len(ddp_by_plan), iteration_s)
-    # To wrap the model has taken some of the time.
+    # Wrapping the model and the iterations so far have taken some of the time.
     left_s = max(0.0, ends_s - time.monotonic())
     me.say(
         f"trying the plans {', '.join(ddp_by_plan)} in turn: at least {LOOKS[0]} rounds of "

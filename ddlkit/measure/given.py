@@ -319,8 +319,8 @@ class Training:
         ----------
         synchronize : bool, optional
             Whether rank 0 sends its first weights, and its buffers before each forward
-            pass, as DDP does by default. Otherwise they are not sent. Equal seeds make
-            the first weights equal.
+            pass, as DDP does by default. Otherwise it sends neither, and equal seeds have
+            to make the first weights equal.
         **options
             Arguments of DistributedDataParallel.
 
@@ -423,14 +423,17 @@ class _Inside(nn.Module):
 
 
 class BackwardCalls:
-    """A replacement of ``torch.autograd.backward`` that counts its calls.
+    """A replacement of ``torch.autograd.backward`` that counts the calls of an iteration.
+
+    An iteration that accumulates the gradients of several batches exchanges them between
+    ranks only during the last call. So only the beginning and the end of this call are marked.
 
     Parameters
     ----------
     mark : callable
-        Called before and after the call that is number ``last``.
+        Called before and after the last call, for example to note the time.
     last : int
-        The number of that call; 0 for none.
+        The number of the last call, counted from 1; 0 if no call is to be marked.
 
     Attributes
     ----------
@@ -511,8 +514,8 @@ def known(
         The device.
     precision : str, optional
         ``"bf16"`` computes forward and loss under autocast, and backward in the types
-        that autocast chose. Any other value changes nothing here: torch's own settings
-        apply when the loss is computed. `ddlkit.measure.layers.compute_on` makes them.
+        that autocast chose. Any other value changes nothing here: `compute_on` in
+        `ddlkit.measure.layers` sets the precision of torch for all computations.
     model : Module, optional
         An instance of the network to train. By default a new one is built.
     rank : int, optional

@@ -214,8 +214,8 @@ class _HookedIteration:
         # The first tensor of the layer that starts at each of these events.
         tensors = [self._events[k][1] for k in starts]
         if not tensors:
-            # Layers of a compiled model are not seen. The first tensor of the model
-            # then has all of forward. Its gradient is ready last.
+            # If no layer was seen to start, as in a compiled model, the first tensor of the
+            # model has all of forward. Its gradient is ready last.
             *_, first_tensor = ready
             tensors = [first_tensor]
         # Where the share of each layer begins. The first share begins with forward and not
@@ -644,9 +644,9 @@ def layer_tables(
     profile, samples = profile_layers(
         network, batch, device, precision, budget, threads, me
     )
-    # The time in which the host starts the kernels of an iteration, over the iteration.
-    # Above `HOST_BOUND`, the host and not the GPU decides how long an iteration takes. On
-    # the CPU the share is NaN, which is above no number.
+    # The share of an iteration in which the host starts its kernels. Above `HOST_BOUND`, the
+    # host and not the GPU decides how long an iteration takes. On the CPU the share is NaN,
+    # which is above no number.
     host_share = issue_share(samples)
     if host_share > HOST_BOUND:
         name = f"{network}, batch {batch}, {precision}"
@@ -763,7 +763,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         # Ranks end after the same repeat. A process alone decides by itself: `bool` returns
         # its own decision.
         agree=peers.agree_all if me else bool,
-        progress=say_progress,
+        progress=partial(_say_progress, clock.Pace(), print_line, budget),
     )
     # Marks give the times, so only the number of the samples is needed. The lists begin
     # with the repeats that warmed up. `samples` has only the repeats that count.

@@ -200,8 +200,8 @@ class Ranks:
         # `launch` ends ranks that take longer than the timeout, because they probably hang.
         timeout_s = PATIENCE * estimate_s + PATIENCE_AT_START_S
         lab_or_nothing: AbstractContextManager[Any] = nullcontext()
-        # All places but the loopback interface are labs. Most estimates do not depend on the
-        # rate of a lab's links, which may be slow. So ranks in a lab always get some time.
+        # All places but the loopback interface are labs. In a lab the ranks get at least
+        # `IN_LAB_S`, because its links may be slow, and most estimates ignore their rate.
         if not isinstance(place, Loopback):
             timeout_s = max(IN_LAB_S, timeout_s)
             lab_or_nothing = place
@@ -257,8 +257,8 @@ def ranks_in_lab(count: int, rate: float, delay_s: float = 0.0) -> tuple[Ranks, 
     # Without conditions the kernel limits the rate, and adds no delay.
     conditions = Conditions(delay_s) if delay_s else None
     shape = lab.LabShape(count, rate, conditions=conditions)
-    # The names of tables have ranks, rate and delay, but not whether links are
-    # emulated. The delay says so already.
+    # The names of tables do not say that links are emulated, because a delay in the name
+    # implies it.
     name = f"lab-{shape.name.replace('emulated-', '')}"
     join = {"backend": "gloo"}
     return Ranks(count, partial(lab.Lab, shape), join, lab_shape=shape), name
@@ -313,9 +313,9 @@ def _refuse_arguments_of_layers(
 
     ``networks`` are names and batch sizes, and ``ranks`` are numbers of ranks.
     """
-    # With numbers of ranks, everything is computed in fp32. Several precisions are surely
-    # meant to be measured, so they are refused. A single precision is ignored without an
-    # error, because the default is also a single one. So even "bf16" alone is ignored.
+    # With numbers of ranks, everything is computed in fp32. Several precisions are refused
+    # then, because the caller surely wants each of them. A single one is ignored without an
+    # error, even if it is not the default.
     if ranks and len(precisions) > 1:
         raise UserError(
             "layers: leave out either the precisions or the numbers of ranks, because several "
@@ -366,8 +366,8 @@ def layers(
     """
     # Wrong arguments are refused before anything is measured.
     _refuse_arguments_of_layers(networks, precisions, ranks)
-    # If no number of ranks is given, each network is measured alone, for which 0 stands. Its
-    # tables are then named by the precision, and otherwise by the number of ranks.
+    # The count 0 means that no number of ranks is given, and that each network is measured
+    # alone. Its tables are then named by the precision instead of the number of ranks.
     counts = ranks or [0]
     for count, precision, (name, batch) in product(counts, precisions, networks):
         iteration_s = needs.batch_s(name, batch, here.device, _cores_of_rank(count))
@@ -379,12 +379,14 @@ def layers(
         if count > 1:
             settings = layer_times.LayersSettings({name: batch}, budget=budget)
             members = Ranks.of(count, here.device)
-            # `Ranks.run` ends the ranks after a multiple of this duration. It is generous,
-            # because ranks that share the cores may take much longer than one rank.
+            # `Ranks.run` ends the ranks after a multiple of the expected duration. This
+            # duration is generous, because ranks that share the cores may take much longer
+            # than one rank.
             generous_s = max(LAYERS_S, estimate_s)
             measure = partial(members.run, layer_times.layers_job, settings, generous_s)
         else:
-            # One rank has all cores. If no number of ranks is given, torch chooses.
+            # One rank has a thread on each core. Without a number of ranks, torch chooses
+            # the number of threads.
             threads = machine.cores() if count else None
             measure = partial(
                 layer_times.layer_tables,
@@ -478,7 +480,7 @@ def collectives(
     # NCCL sends between GPUs, and from a GPU to itself. In a lab, and over the other two
     # links, gloo does.
     on_nccl = here.on_gpu and link in ("", "one-rank") and not in_lab
-    # Outside of a lab nothing is measured twice.
+    # Only a size that is measured in a lab is measured again if others disturb the machine.
     if not in_lab:
         tries = 1
     # gloo gets several messages at once only in a lab.
@@ -508,14 +510,14 @@ def collectives(
             budget, len(collectives), samples_s, on_nccl, members.count
         )
         path = table_path(here.out, "collectives", name)
-        # Returns which sizes the table lacks, as an earlier session may have been
-        # interrupted after some of them.
+        # This function reads from the table which sizes it lacks. An earlier session may have
+        # been interrupted after some of them.
         to_measure = partial(
             _collectives_to_measure, path, collectives, sizes, members.count
         )
-        # The session asks `left` whether the point is done. `run` asks the same function
-        # what to measure, and only when the point is measured, so that it reads the table
-        # as it is then.
+        # `run` calls the function only when the point is measured, and so measures what the
+        # table lacks at that time. The session calls it as `left`, to see whether the point is
+        # done.
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
@@ -534,12 +536,13 @@ def _expected_message_s(size: int, members: Ranks, on_nccl: bool) -> float:
     start_up_s = needs.MESSAGE_S
     bytes_per_s = needs.NCCL_BYTES_PER_S if on_nccl else needs.GLOO_BYTES_PER_S
     if members.lab_shape is not None:
-        # A single rank sends nothing, and is expected to take as long as two.
+        # A single rank sends nothing. It counts as two, so that `steps` is not 0.
         ranks = max(2, members.count)
-        # In the 2(P-1) steps of a ring of P ranks, each link carries 2(P-1)/P of the bytes.
+        # A ring of P ranks takes 2(P-1) steps, and each one costs the delay of a link.
         steps = 2 * (ranks - 1)
         start_up_s += steps * one_way_delay_s(members.lab_shape.link)
         link_bytes_per_s = members.lab_shape.rate_bits_per_s / 8
+        # In each step a link carries 1/P of the message, and so steps/P of it in all.
         bytes_per_s = min(bytes_per_s, link_bytes_per_s * ranks / steps)
     return start_up_s + size / bytes_per_s
 
@@ -586,11 +589,10 @@ CollectivesBySizes = dict[tuple[int, ...], list[str]]
 def _collectives_to_measure(
     path: Path, collectives: Sequence[str], sizes: Sequence[int], ranks: int
 ) -> CollectivesBySizes:
-    """Return the collectives of which a table lacks sizes, by these missing sizes.
+    """Return which collectives a table lacks, grouped by the sizes that it lacks of them.
 
-    ``path`` is the table, and ``ranks`` the number of ranks. The result is empty if the
-    table has all ``sizes`` of all ``collectives``. All sizes are missing if there is no
-    table.
+    ``path`` is the table, which need not exist, and ``ranks`` the number of ranks. The result
+    is empty if the table has all ``sizes`` of all ``collectives``.
     """
     rows = pd.DataFrame()
     if store.has_table(path):
@@ -696,9 +698,9 @@ def _expected_iteration_s(
 ) -> tuple[float, float]:
     """Return the seconds that an iteration is expected to take, in two parts.
 
-    These are the compute of a batch, and a message with all gradients. Both are for ranks that
-    have a core each, and `_longer_on_shared_cores` has the factor for more ranks than cores. If
-    the size of the network is not known, the message counts as empty.
+    The parts are the compute of a batch, and a message with all gradients. If there are more
+    ranks than cores, both have yet to be multiplied by `_longer_on_shared_cores`. If the size
+    of the network is not known, the message counts as empty.
     """
     cores = _cores_of_rank(members.count)
     device = _device_of(here, members)
@@ -1129,9 +1131,9 @@ def points(
     if not device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     here = Here(device, session, out)
-    # The numbers of ranks and the rates, each a list of one if the caller gave one. If not,
-    # `collectives` chooses its defaults by itself, and takes empty lists. `slowdowns` and
-    # `trainings` do not, and get the default numbers of ranks and the rate 0, for no lab.
+    # These lists are empty if the caller gave no number of ranks and no rate. `collectives`
+    # takes empty lists for its own defaults. `slowdowns` and `trainings` are given the
+    # defaults here: the numbers of `rank_counts`, and the rate 0 for no lab.
     counts = [ranks] if ranks else []
     rates = [rate_bits_per_s] if rate_bits_per_s else []
     counts_or_default = counts or rank_counts(here)

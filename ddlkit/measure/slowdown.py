@@ -197,7 +197,7 @@ def slowdown_rounds(
             me.say(
                 f"round {repeat} of slowdowns is done; about {left_s:.0f} s are left"
             )
-    # The line of progress only shows the last round, which is still in `frame`.
+    # `frame` still has the rows of the last round. Only this round is shown.
     me.say(f"{training.network}: {_backward_in_words(frame)}")
 
 

@@ -132,9 +132,9 @@ def training_job(me: Rank, settings: TrainingSettings) -> Iterator[Tables]:
     Raises
     ------
     UserError
-        If more ranks than there are cores train on the cores in a lab, which joins ranks on
-        this machine by links of a limited rate. Also if memory runs out, and if DDP makes
-        other buckets than asked for under every plan.
+        If memory runs out, if DDP makes other buckets than asked for under every plan, and if
+        more ranks than there are cores train on the cores in a lab, which joins ranks on this
+        machine by links of a limited rate.
     """
     _refuse_shared_cores(me)
     with compute_on(f"training of {settings.network}", me.device, PRECISION):

@@ -41,7 +41,7 @@ from ddlkit.store import files, machine, tables
 OVERTIME_S = 20.0
 """Seconds for which points may run beyond the budget."""
 RESERVE = 2.0
-"""The time that is kept free for closing points, over their expected duration."""
+"""The time kept free for closing points is this many times their expected duration."""
 HUNG_FACTOR = 5.0
 """A point hangs if it takes this many times its expected duration."""
 HUNG_S = 60.0
@@ -227,7 +227,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     # Opening and closing points are those that a session measures before and after all
     # others, the body. They serve the body, and are both listed behind it.
     points = [*sections.body, *sections.opening, *sections.closing]
-    # The machine lacks what all points need, which was said when the points were made.
+    # If there is no point, the machine lacks what each of them needs. What it lacks was said
+    # when the points were made.
     if not points:
         return "nothing of this can be measured on this machine"
     missing = [point for point in points if not point.done(out)]
@@ -240,8 +241,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     rest_min = sum(point.estimate_s for point in missing) / 60
     progress = f"{len(points) - len(missing)} of {MEASURING.counted(len(points))} done"
     lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
-    # Seconds from the start until each point ends, in the order of the listing. With opening
-    # points the session's order differs, so the number within the budget is approximate.
+    # Seconds from the start until each point ends, in the order of the listing. The number
+    # within the budget is approximate, because the session begins with the opening points.
     ends_s = itertools.accumulate(point.estimate_s for point in missing)
     n_in_budget = sum(end_s <= budget_s for end_s in ends_s)
     if n_in_budget < len(missing):
@@ -317,8 +318,7 @@ class _Session:
                     # An interrupt is no fault of the point, so the point counts as not
                     # reached.
                     self.rows[row.key] = row
-                # Only isolated points have outcomes that are saved. So the branch above needs
-                # nothing of the kind.
+                # A session that is not isolated, as above, saves no outcomes.
                 self._save()
 
     def measure_all(self, worker: _Worker | _IsolatedWorker) -> None:
@@ -333,12 +333,12 @@ class _Session:
             strict session if any point failed.
         """
         sections = self._to_measure(worker.make_rows())
-        # Time for the closing points, `RESERVE` times as long as expected, is kept free
-        # until all others are done. Before each point the time that is left is computed
-        # anew. It is infinite without a budget.
+        # Until all other points are done, `RESERVE` times the expected duration of the
+        # closing points is kept free for these.
         reserved_s = RESERVE * sum(row.estimate_s for row in sections.closing)
         any_begun = False
         for row in (*sections.opening, *sections.body):
+            # Without a budget the time that is left is infinite.
             left_s = self.deadline_s - reserved_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s, reserved_s):
                 any_begun = True
@@ -349,8 +349,8 @@ class _Session:
             left_s = self.deadline_s + overtime_s - time.monotonic()
             if self._measure_in_time(worker, row, left_s):
                 any_begun = True
-        # The report may advise a larger budget, which includes the time for the closing
-        # points. It raises the last two of the errors above.
+        # The report raises an error if nothing at all was measured, and in a strict session
+        # if any point failed. A larger budget that it advises includes the reserved time.
         self._report(reserved_s)
 
     def _measure_in_time(
@@ -367,8 +367,8 @@ class _Session:
         that are kept free for the closing points. The outcome is kept in ``rows`` in any case.
         """
         if row.outcome == sessions.FAILED:
-            # Before a point is measured, it fails only if its table is damaged. The
-            # user has to remove the table.
+            # A point that has failed before it is measured has a damaged table, which the
+            # user has to remove.
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
@@ -377,8 +377,10 @@ class _Session:
             needed = f"it would take about {math.ceil(row.estimate_s)} s"
             left = max(0, math.floor(left_s))
             reason = f"{needed}, but only {left} s were left when its turn came"
-            # The line of progress before has counted the reserved time among what is left.
-            kept = math.floor(min(reserved_s, left_s + reserved_s))
+            # The last line of progress gave all that was left of the budget, with the time
+            # that is kept. Less than `reserved_s` can be kept if earlier points took long.
+            left_with_reserve_s = left_s + reserved_s
+            kept = math.floor(min(reserved_s, left_with_reserve_s))
             if kept > 0:
                 reason += (
                     f", besides {kept} s that are kept for the closing measurements"
@@ -406,15 +408,14 @@ class _Session:
         """Return the rows of the points that are not measured yet, in their order.
 
         ``sections`` has the rows of all points, as they follow from the tables that exist.
-        These rows are kept in ``rows`` and saved. If the tables of a point exist, its row is
-        replaced by the one that an earlier session recorded.
+        These rows are kept in ``rows`` and saved. If the tables of a point exist, the row that
+        an earlier session recorded takes the place of its row.
         """
         body, opening, closing = sections
-        # Opening and closing points only serve the points of the body. A point that this
-        # machine can only refuse, such as one for two GPUs where there is one, is expected
-        # to take 0 s. If all pending points are such, nothing is measured, so nothing needs
-        # to be measured before or after. A point whose table is damaged is not measured
-        # either, and its row says failed instead of pending.
+        # If no point of the body will be measured, opening and closing points are left out,
+        # because they only serve the body. Pending points are measured unless this machine
+        # can only refuse them, as a point for two GPUs where there is one. Such a point is
+        # expected to take 0 s. A point whose table is damaged is failed, and not pending.
         pending = [row for row in body if row.outcome == sessions.PENDING]
         if not any(row.estimate_s > 0 for row in pending):
             opening = []
@@ -500,9 +501,8 @@ class _Session:
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        # Vitals explain times. No table of them is saved while no row has a time, as where
-        # no point can be measured. The row of a point that an earlier session measured has
-        # the time that it took then.
+        # Vitals explain how long points took. So they are not saved while no row has such a
+        # time, whether of this session or of an earlier one.
         has_times = any(row.seconds for row in self.rows.values())
         if len(sampled) and has_times:
             number = self.worker_here.session_number
@@ -535,7 +535,7 @@ class _Session:
             raise UserError(
                 f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
-        # There is a remedy only for points that were missing because the time was short.
+        # If there is a remedy, some points are missing because the time was short.
         if remedy:
             # One of these points is enough to show how much time was lacking.
             key = by_outcome[sessions.NO_TIME][0]
@@ -544,7 +544,7 @@ class _Session:
             self._refuse_failures()
 
     def _how_to_continue(self, reserved_s: float) -> str:
-        """Return how to measure the points for which no time was left, "" if there are none.
+        """Return the advice for points for which no time was left, or "" without such points.
 
         ``reserved_s`` is the part of the budget that is kept free for the closing points.
         """
@@ -552,9 +552,9 @@ class _Session:
         if not no_time:
             return ""
         longest = max(no_time, key=lambda row: row.estimate_s)
-        # The same budget again is of no use for a point that is longer than the budget. The
-        # advised budget has `RESERVE` times its expected duration, because a point may take
-        # longer than expected. `reserved_s` is `RESERVE` times as long as expected already.
+        # The same budget again is of no use for a point that is longer than the budget. A
+        # budget that is enough has `RESERVE` times the expected duration of the longest point
+        # and of the closing points. For the latter, `reserved_s` includes the factor already.
         enough_s = math.ceil(RESERVE * longest.estimate_s + reserved_s)
         if self.budget_s < enough_s:
             closing = " and the closing measurements are" if reserved_s else " is"
@@ -582,11 +582,11 @@ class _Session:
 
 
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
-    """Return a row with the outcome that an earlier session recorded of its tables.
+    """Return the earlier row of a point if its tables exist now and did then, or else ``row``.
 
-    ``row`` only says that the tables exist. The earlier row also says how long they
-    took, and whether the point was measured only in part. If the tables do not exist
-    now, or if no earlier row says that they existed, the result is ``row``.
+    ``row`` is made from the tables of the point, and says no more than whether they exist.
+    ``earlier_row``, which an earlier session recorded, also says how long the measurement
+    took, and whether the point was measured only in part. It is None if there is none.
     """
     if earlier_row is None:
         return row
@@ -662,9 +662,7 @@ class _IsolatedWorker:
     def make_rows(self) -> _Sections:
         """Start a child that makes the points, and return the rows of these points.
 
-        The session calls this once, and `measure` after the death of a child. The rows of
-        opening and closing points, which are measured before and after all others, are
-        lists of their own.
+        The session calls this once. `measure` calls it after the death of a child.
 
         Raises
         ------
@@ -786,8 +784,8 @@ class _IsolatedWorker:
         # None while the child runs. It is asked as well, because children of a child that
         # has died may still hold the pipe open.
         while not self._pipe.poll(POLL_S) and child.poll() is None:
-            # Tables of earlier points are put into the archive now if that was not due when
-            # these points ended. The present point may take long.
+            # The tables of earlier points may not be in the archive yet, if it was not due when
+            # they were written. They are not to wait for a point that takes long.
             self._session.pack_if_due()
             if time.monotonic() > overtime_ends_s:
                 reason = "still ran when the budget was over"
@@ -859,8 +857,8 @@ def _gpu_is_usable() -> bool:
     try:
         # After a fault this raises a RuntimeError.
         torch.cuda.synchronize()
-        # This is no test. It gives memory back to the GPU that nothing refers to any more,
-        # and that other processes could not use otherwise.
+        # This is no part of the test. Other processes can then use the memory that torch
+        # holds, and that nothing refers to any more.
         torch.cuda.empty_cache()
         # A failed capture may have spoilt the generator of random numbers, even if the
         # default stream was set again since then. Drawing a number then raises a
