@@ -823,8 +823,8 @@ def _warnings_of_slow_host(path: Path, profile: Any) -> list[str]:
     # The time of issue is measured on GPUs only.
     if "issue" not in set(samples["quantity"]):
         return []
-    # The time to issue an iteration over its time on the GPU. Near 1, the GPU waits for the
-    # host.
+    # The time to issue an iteration, divided by its time on the GPU. If this is near 1, the
+    # GPU waits for the host.
     share = issue_share(samples)
     if share <= HOST_BOUND:
         return []
@@ -1068,8 +1068,8 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
     """
     from ddlkit.core.cost import AlphaBeta
 
-    # This advice is on a cost in a file. A cost that was fitted here has the form alpha_beta
-    # and a number of ranks.
+    # The advice is on fitting a cost in a file. A cost that this command has fitted itself has
+    # the form alpha_beta and a number of ranks, and needs no such advice.
     fitting = (
         "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks N --json, "
         "where N is the number of ranks between which they were measured"
@@ -1089,8 +1089,9 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
             f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
             "leave --assume-ring out"
         )
-    # The time of a message is alpha_s, the start-up, plus its size over the bandwidth. Each
-    # step of a ring takes an equal part of the start-up, and no step can take a negative time.
+    # The time of a message is alpha_s, the start-up, plus its size divided by the bandwidth.
+    # Each step of a ring takes an equal part of the start-up, and no step can take a negative
+    # time.
     if cost.alpha_s < 0:
         raise UserError(
             f"{origin}: the line that fits best has a start-up below zero, which no ring "
@@ -1239,7 +1240,7 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     # With --assume-ring, the cost is extrapolated to the ranks to predict for, unless messages
     # between these ranks were measured.
     is_extrapolated = arguments.assume_ring and (
-        _ranks_to_predict_for(arguments) not in _ranks_beside(all_rows, chosen)
+        _ranks_to_predict_for(arguments) not in _measured_ranks(all_rows, chosen)
     )
     # Only a start-up and a bandwidth (alpha_beta) can be extrapolated. Otherwise the cost is a
     # table that runs through the measured medians, for which no form has to be chosen.
@@ -1257,16 +1258,14 @@ def _calibrated(arguments: argparse.Namespace, warnings: list[str]) -> tuple[Any
     return calibrated, Measured.of(rows["bytes"], *backends)
 
 
-def _ranks_beside(all_rows: DataFrame, chosen: Mapping[str, Any]) -> set[int]:
-    """Return the numbers of ranks between which messages like the chosen ones were measured.
+def _measured_ranks(all_rows: DataFrame, chosen: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of ranks between which a collective was measured over a link.
 
-    Such messages are those of the same collective and link, which ``chosen`` has by the names
-    "collective" and "link".
+    ``chosen`` has the collective and the link by the names "collective" and "link".
     """
-    is_alike = (all_rows["collective"] == chosen["collective"]) & (
-        all_rows["link"] == chosen["link"]
-    )
-    return {int(ranks) for ranks in all_rows["ranks"][is_alike]}
+    is_of_collective = all_rows["collective"] == chosen["collective"]
+    is_over_link = all_rows["link"] == chosen["link"]
+    return {int(ranks) for ranks in all_rows["ranks"][is_of_collective & is_over_link]}
 
 
 def measured_between_gpus(
@@ -1305,7 +1304,7 @@ def measured_between_gpus(
     _, chosen = _chosen_rows(arguments, all_rows, collective, origin)
     # Rows of a file that does not say its number of ranks are never taken for rows between
     # --gpus ranks. They count as measured between --ranks ranks, which is another number.
-    if arguments.gpus not in _ranks_beside(all_rows, chosen):
+    if arguments.gpus not in _measured_ranks(all_rows, chosen):
         return None
     # The change to --gpus ranks keeps the collective and the link.
     chosen_after = {**chosen, "ranks": arguments.gpus}
@@ -1684,7 +1683,7 @@ def _doubts_of_slowdown_compute(
 
     phases = rows["quantity"].isin(["forward", "backward", "update"])
     alone = rows[phases & (rows["beside"] == NOTHING)]
-    # The sum over the phases of their medians over the rounds.
+    # Each phase counts with its median over the rounds, and the phases follow one another.
     of_ranks_s = float(alone.groupby("quantity")["seconds"].median().sum())
     of_profile_s = float(profile.forward_s.sum() + profile.backward_s.sum())
     of_profile_s = dilation * (of_profile_s + float(profile.update_s))
@@ -1922,7 +1921,7 @@ def _communication_by_collective(
     unit_bytes: Mapping[str, Sequence[int]],
     warnings: list[str],
 ) -> dict[str, Any]:
-    """Return what messages of each collective cost that sharded training sends.
+    """Return the cost of messages of each collective that sharded training sends.
 
     ``device`` is that of the profile. ``unit_bytes`` has the bytes of each unit, for each
     way to make units. Doubts about the costs are added to ``warnings``. Each of them

@@ -1438,8 +1438,9 @@ def _with_numbers_of_ranks(
     # the rows one after the other.
     first_ranks = per_machine * np.array(machines)
     rank_numbers = (first_ranks[:, None] + np.arange(per_machine)).ravel()
-    # `graph.rank` has the rank of each task, and ALL_RANKS for tasks that all ranks do together.
-    # These keep ALL_RANKS. It is -1, an index of the last number, which `where` then drops.
+    # `graph.rank` has the rank of each task, and ALL_RANKS for tasks that all ranks do together,
+    # which keep this value. As an index ALL_RANKS, which is -1, picks the last of `rank_numbers`,
+    # but `where` does not use the number that is picked.
     numbers = np.where(graph.rank == ALL_RANKS, ALL_RANKS, rank_numbers[graph.rank])
     return replace(graph, rank=numbers)
 

@@ -524,8 +524,8 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     line = _last_line(processes[first].log)
     printed = f"last line: {line}" if line else "it printed nothing"
     of_all = f"of {len(processes)}"
-    # `_first_to_die` returns a rank that has lost a peer only if all dead ranks have. The
-    # cause is then a rank that still runs.
+    # If the first rank to die has lost a peer, so have all other dead ranks. The cause is then
+    # a rank that still runs.
     running = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and running:
         cause = _why_silent(processes, running)
@@ -735,9 +735,9 @@ def be_forked(
     # The variable `PARENT`, which this process has inherited, has the id of the fork
     # server. So the rank dies with the fork server.
     jobs.die_with_parent()
-    # `PARENT` keeps this id, because the fork server is the true parent. In ``environment`` it
-    # is the id of the launcher. From now on nothing reads the value. That the variable is set
-    # tells `Rank.join` and `_check_and_record_facts` that `launch` started this rank.
+    # ``environment`` has the launcher's id in `PARENT`. The id of the fork server, the true
+    # parent, replaces it. From now on only whether the variable is set matters: it tells
+    # `Rank.join` and `_check_and_record_facts` that `launch` started this rank.
     environment = {**environment, jobs.PARENT: os.environ[jobs.PARENT]}
     _print_into(log)
     os.environ.clear()

@@ -171,10 +171,9 @@ def _facts_to_show(
     are timed, divided by that of one in which they are not.
     """
     median_s = samples.groupby("quantity")["seconds"].median()
-    # Hooks take the times of single layers, and slow an iteration down. Iterations with
-    # and without hooks were run in turn. Drift of the machine is nearly the same in two
-    # iterations that follow one another, so the ratio is formed for each such pair. A
-    # row of `pairs` has the seconds of all quantities in one repeat.
+    # A row of `pairs` has the seconds of all quantities in one repeat, in which an iteration
+    # with hooks follows one without. Drift of the machine is nearly the same in both, so
+    # their ratio is formed for each repeat.
     pairs = samples.pivot(index="sample", columns="quantity", values="seconds")
     factors = pairs["hooked_iteration"] / pairs["unhooked_iteration"]
     return {

@@ -457,7 +457,7 @@ class BackwardCalls:
             self._torchs_backward(*arguments, **keywords)
             return
         self.count += 1
-        # Only the call that is number `last` is marked.
+        # Calls before the last one only add to gradients that are exchanged later.
         mark = self._mark if self.count == self._last else _nothing
         mark()
         self._inside = True

@@ -519,9 +519,9 @@ def profile_training(
     # Shape (repeats, 3). The differences of the four marks of an iteration without hooks
     # are its forward, backward and update. Each ends when the slowest rank has ended it.
     phases = _spans_to_slowest_end(np.diff(measured.marks_s), slowest)
-    # A row for each repeat. The last column is the whole iteration, and its slowest rank
-    # counts. The others are spans of layers and gradients, which follow one another. Each
-    # span ends when the slowest rank has ended it, as the phases do.
+    # Shape (repeats, spans). The last span is the whole iteration, of which the slowest rank
+    # counts. The spans before it, those of layers and gradients, follow one another. Like a
+    # phase, each of these ends when the slowest rank has ended it.
     hooked = np.array([order.spans(iteration) for iteration in measured.hooked])
     hooked_iterations = hooked[:, -1]
     spans = _spans_to_slowest_end(hooked[:, :-1], slowest)
@@ -731,31 +731,7 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
         iteration.run(training)
         hooked.append(iteration)
 
-    pace = clock.Pace()
-
-    def say_progress(repeats: int, taken_s: float) -> None:
-        """Print now and then how many iterations are timed, and how long it still takes."""
-        if not pace.due():
-            return
-        print_line = me.say if me else say
-        if not repeats:
-            print_line("warming up: the timing has not begun")
-            return
-        # The fewest repeats are run even if they take longer than `max_s`.
-        repeat_s = taken_s / repeats
-        fewest_left_s = (budget.min_repeats - repeats) * repeat_s
-        left_s = max(0.0, budget.max_s - taken_s, fewest_left_s)
-        # If hardly anything is left, a line is of no use.
-        if left_s < 1:
-            return
-        # Each repeat has one iteration without hooks and one with hooks.
-        timed = f"{2 * repeats}"
-        if repeats < budget.min_repeats:
-            timed = f"{2 * repeats} of at least {2 * budget.min_repeats}"
-        print_line(
-            f"{timed} iterations are timed; at most about {left_s:.0f} s are left"
-        )
-
+    print_line = me.say if me else say
     samples = clock.measure_interleaved(
         {"unhooked": run_unhooked, "hooked": run_hooked},
         budget,
@@ -770,6 +746,36 @@ def _measure(training: Training, budget: Budget, me: Rank | None) -> _Measured:
     repeats = len(samples["unhooked"])
     marks_s = np.array([marks.seconds() for marks in unhooked[-repeats:]])
     return _Measured(marks_s, hooked[-repeats:], np.array(issue_s[-repeats:]))
+
+
+def _say_progress(
+    pace: clock.Pace,
+    print_line: Callable[[str], object],
+    budget: Budget,
+    repeats: int,
+    taken_s: float,
+) -> None:
+    """Print now and then how many iterations are timed, and how long it still takes.
+
+    ``repeats`` is how many repeats are timed, and ``taken_s`` how long they took together.
+    """
+    if not pace.due():
+        return
+    if not repeats:
+        print_line("warming up: the timing has not begun")
+        return
+    # The fewest repeats are run even if they take longer than `max_s`.
+    repeat_s = taken_s / repeats
+    fewest_left_s = (budget.min_repeats - repeats) * repeat_s
+    left_s = max(0.0, budget.max_s - taken_s, fewest_left_s)
+    # If hardly anything is left, a line is of no use.
+    if left_s < 1:
+        return
+    # Each repeat has one iteration without hooks and one with hooks.
+    timed = f"{2 * repeats}"
+    if repeats < budget.min_repeats:
+        timed = f"{2 * repeats} of at least {2 * budget.min_repeats}"
+    print_line(f"{timed} iterations are timed; at most about {left_s:.0f} s are left")
 
 
 def _spans_to_slowest_end(spans: Floats, slowest: Callable[[Floats], Floats]) -> Floats:

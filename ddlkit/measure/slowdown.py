@@ -396,7 +396,7 @@ class _TrainingAndMessages:
         while not iterations or not sending.done():
             marks = Marks(self.me.device)
             iterations.append(marks)
-            # With either number of buckets DDP sends nothing. With one it does the least besides.
+            # Every DDP here sends nothing. The one with a single bucket has the least other work.
             self._iterate(buckets=1, marks=marks)
             # Without waiting for the GPU, the host would issue many iterations ahead, and
             # most of them would run when the messages have long arrived.
