@@ -121,11 +121,8 @@ class Job(Generic[S]):
         tables: dict[str, pd.DataFrame] = {}
         for new_rows in self.part(me, settings):
             for name, frame in new_rows.items():
-                frames = [frame]
-                # The new rows follow the earlier ones.
-                if name in tables:
-                    frames.insert(0, tables[name])
-                tables[name] = pd.concat(frames, ignore_index=True)
+                earlier = [tables[name]] if name in tables else []
+                tables[name] = pd.concat([*earlier, frame], ignore_index=True)
                 # Saving replaces the file by one with all rows so far. On other ranks than
                 # rank 0, `_save` does nothing.
                 if not me.temporary_out:
@@ -492,9 +489,9 @@ def _meet(
             backend = _one_thread_gloo(device)
         # Ranks find each other by a store, a small server of keys and values.
         if PARENT in os.environ:
-            # `ddlkit.jobs.launch` started the ranks on this machine, and no store
-            # exists yet. Otherwise torch makes the store, or uses the one that torchrun
-            # serves.
+            # If `ddlkit.jobs.launch` has started the ranks, no store exists yet, and this
+            # one listens at a single address. Otherwise torch makes the store, or uses the
+            # one that torchrun serves.
             options["store"] = _store(rank, ranks, address, int(port), timeout)
         dist.init_process_group(backend, **options)
         # No rank goes on before all have come this far.

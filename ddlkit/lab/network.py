@@ -394,9 +394,9 @@ class Lab(Place):
                 raise UserError(
                     f"the emulated link did not start: {line}; the tbf lab may work"
                 )
-        # The state file is written again, because it was written before the process of the
-        # link existed, and has to name all processes that the lab needs.
-        # This process owns even a persistent lab until it is complete and `up` releases it.
+        # The state file must name all processes that the lab needs. It was first written before
+        # the process of the link existed, so it is written again. Even a persistent lab is owned
+        # by this process until the lab is complete. `up` then saves it without an owner.
         self._save(owned=True)
 
     def _link_command(self) -> list[str]:

@@ -316,10 +316,9 @@ class Shaper:
         packet : Packet
             The packet.
         """
-        # A packet is carried as one or more frames (`Size`), which arrive one after the
-        # other. It has two events: when the last of them is at the end of the link of the
-        # sender, and when it is at the end of the link of the target. The heap has the
-        # earliest event first, and may get new events that are due within this loop.
+        # A packet has two events: its last frame (`Size`) is at the end of the sender's link,
+        # and later at the end of the target's link. The heap has the earliest event first.
+        # Within this loop, `_carry` may add an event that is due already.
         events = self._events
         while events and events[0][0] <= now_s:
             arrived_s, _, packet = heapq.heappop(events)
