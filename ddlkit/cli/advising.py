@@ -503,7 +503,7 @@ def _advice_by_measuring(arguments: argparse.Namespace) -> tuple[dict[str, Any],
         # Only rank 0 has the tables.
         if not is_rank_0:
             return {}, None
-        return _result_and_advice(out, ranks, tried=confirm_s > 0)
+        return _result_and_advice(out, ranks, with_trial=confirm_s > 0)
 
 
 def _advice_of_started_ranks(
@@ -525,7 +525,7 @@ def _advice_of_started_ranks(
         with _removing_leftovers(out, new_directories):
             _launch(arguments, settings, ranks, out)
         # `confirm_s` is the time for trying plans, and with 0 no plan is tried.
-        return _result_and_advice(out, ranks, tried=settings.confirm_s > 0)
+        return _result_and_advice(out, ranks, with_trial=settings.confirm_s > 0)
 
 
 _LEFTOVERS = (".lock", "job.json", LOGS)
@@ -559,7 +559,7 @@ def _removing_leftovers(out: Path, made: Sequence[Path]) -> Iterator[None]:
         yield
     except (UserError, KeyboardInterrupt) as error:
         # After an error, a traceback in a log tells the cause. An interrupt needs none.
-        log = _telling_log(out) if isinstance(error, UserError) else None
+        log = _log_with_traceback(out) if isinstance(error, UserError) else None
         # Any other file than the leftovers is a measurement. If there is one, everything stays
         # for the next run.
         names = {path.name for path in out.iterdir()}
@@ -590,8 +590,8 @@ def _remove_leftovers(out: Path, made: Sequence[Path], *, with_logs: bool) -> No
             directory.rmdir()
 
 
-def _telling_log(out: Path) -> Path | None:
-    """Return the first log of a rank with a traceback, as of the user's code, None if none."""
+def _log_with_traceback(out: Path) -> Path | None:
+    """Return the first log of a rank that has a traceback, or None if no log has one."""
     for log in sorted((out / LOGS).rglob("*.log")):
         if "Traceback (most recent call last)" in log.read_text(errors="replace"):
             return log
@@ -699,12 +699,12 @@ def unused_gpus(ranks: int, gpus: int) -> str:
 
 
 def _result_and_advice(
-    out: Path, ranks: int, tried: bool
+    out: Path, ranks: int, with_trial: bool
 ) -> tuple[dict[str, Any], Any]:
     """Return the result to print and the `Advice`, both read from the tables in ``out``.
 
-    ``tried`` says whether this command was to try the plans. If not, ``out`` may have the
-    trial of an earlier command, which is not used.
+    ``with_trial`` says whether the user asked for a trial of the plans. If not, ``out`` may
+    have the trial of an earlier command, which is not used.
     """
     from ddlkit import store
     from ddlkit.measure.advise import read_advice
@@ -720,12 +720,12 @@ def _result_and_advice(
         "warnings": warnings,
     }
     trials_path = out / "trials.csv"
-    # If the default is the only plan, there was nothing to compare it with. A trial that was
-    # wanted has also left no table if this torch cannot use the best plans.
+    # The prediction decides unless there is a trial of this command. Even if the user asked for
+    # one, it has left no table if this torch cannot use the best plans. If the default is the
+    # only plan, there was nothing to compare it with.
     only_default = len(advice.options) == 1
-    has_trial = tried and not only_default and store.has_table(trials_path)
+    has_trial = with_trial and not only_default and store.has_table(trials_path)
     if not has_trial:
-        # The prediction decides.
         result = {**facts, **advice.to_dict(), "decided_by": "prediction"}
         reasons = reasons_of_prediction(result, messages)
         result["why_intervals_are_wide"] = {"predicted_gain": reasons}
@@ -1004,7 +1004,8 @@ def reasons_of_trial(result: Mapping[str, Any], rounds: DataFrame) -> list[str]:
 FEW_ROUNDS = 12
 """Below this number of rounds, more rounds narrow an interval much."""
 VARIATION_LIMIT = 0.05
-"""The interquartile range of the default's rounds over their median on a quiet machine."""
+"""On a quiet machine, the interquartile range of the default's rounds is at most this share of
+their median."""
 
 
 # ---------------------------------------------------------------- what a person reads

@@ -308,9 +308,9 @@ def show(result: Mapping[str, Any], as_json: bool) -> None:
     UserError
         If a number of the result is infinite or not a number.
     """
-    # No result should have an infinity or a NaN, which JSON cannot express either. Only numbers
-    # are checked here. `default` turns other objects, such as paths, into texts, because
-    # aligned lines may show such objects, too.
+    # This call looks for infinities and NaN, which no result should have, and which JSON cannot
+    # express. `default` turns objects such as paths into texts, so that they pass: lines for a
+    # person may show them.
     for name, value in result.items():
         try:
             json.dumps(value, allow_nan=False, default=str)
@@ -545,9 +545,9 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
-            # Only rank 0 can have a refusal so far, so all ranks agree exactly if rank 0 has the
-            # lock. Without it they end together, because the others would wait for a rank 0
-            # that ended alone.
+            # If rank 0 could not take the lock, all ranks end together. If it ended alone, the
+            # others would wait for it. So far only rank 0 can have a refusal, so `agree_all` says
+            # whether rank 0 has the lock.
             is_locked = agree_all(refusal is None)
             if not is_locked and me.rank != 0:
                 refusal = UserError(f"--out {out}: rank 0 could not lock it")
@@ -653,9 +653,9 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
-    # If --ranks is too large for one machine, the error advises to start this program by
-    # torchrun. Whichever part is measured here, only collectives are measured there without
-    # --model.
+    # If --ranks is too large for one machine, the error advises to run this command under
+    # torchrun. There it measures only the part collectives, even if another part is asked for
+    # here.
     program_in_job = "ddlkit measure collectives"
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0, program=program_in_job)
@@ -677,8 +677,8 @@ def _measure_here(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(engine.estimate(make_points, out, session_budget_s(arguments)))
         return
-    # This call only warns the user if torch does not see the GPUs. The ranks find out by
-    # themselves which device they have. Links of a lab join processors, so that GPUs do not
+    # This call warns the user if torch does not see the GPUs. Its result is not needed, because
+    # the points choose the device themselves. In a lab, whose links join processors, GPUs do not
     # matter.
     if not arguments.lab:
         device_of_own_ranks()
@@ -748,7 +748,8 @@ def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
     for name in _OPTIONS_OF_A_JOB:
         if getattr(arguments, name) is None:
             continue
-        # A launcher can have started only one process. With several, this function is not called.
+        # If a launcher has started this process, it has started no other one, because this
+        # function is not called for several ranks.
         if is_started_by_launcher(os.environ):
             raise UserError(
                 f"--{name} has an effect between two or more ranks, and torchrun or srun "
@@ -1400,7 +1401,7 @@ def _print_labs() -> None:
 
     rows = network.status()
     for row in rows:
-        # A lab is dead if a process that it needs has ended.
+        # `ddlkit lab clean` removes labs that are dead.
         state = "up" if row["alive"] else "dead"
         remedy = "" if row["alive"] else ": run ddlkit lab clean"
         # The number of ranks is 0 if the file that describes the lab is damaged.
@@ -1432,7 +1433,7 @@ def _remove_labs(label: str) -> None:
 
 
 def _clean_labs() -> None:
-    """Remove what is left of labs whose process has ended, and print their labels."""
+    """Remove dead labs, and print their labels."""
     from ddlkit.lab import network
 
     labels = network.clean()

@@ -326,16 +326,16 @@ def _time_without(explanation: Any, cause: Any) -> str:
 def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     """Return what the iteration takes at least without any waiting, and gains at most, in words.
 
-    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is the most that can
-    be gained, because all waiting counts as time of messages, which then take none. If the rank
-    has waited for slower ranks, such waits would remain.
+    ``waiting`` is the cause "waiting" of the trace of one rank. Its gain is an upper bound: waits
+    for slower ranks are part of it, and would remain even if messages took no time.
     """
     from ddlkit.model.explanation import most_waiting_s
 
     most_gained_s = most_waiting_s(waiting, explanation.iterations)
     # If the gain has an interval, the bound is its upper end.
     origin = ", the end of its 95% interval" if _has_intervals(explanation) else ""
-    # An interval of iterations that scatter can end above the median iteration.
+    # If iterations scatter, the interval of the gain can end above the median iteration. The time
+    # that is left is then 0.
     least_s = max(0.0, explanation.iteration_s - most_gained_s)
     return f"at least {_ms(least_s)} (at most {_ms(most_gained_s)}{origin})"
 
@@ -358,7 +358,7 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
             last_printed = _ms(seconds)
             steps.append(f"{_all_of(names)} {last_printed}")
             names = []
-    # No removal changes the printed time.
+    # If no removal changes the printed time, there are no steps.
     if not steps:
         return f"still {last_printed} without {_all_of(names)}"
     return "without " + ", then ".join(steps)
@@ -507,7 +507,7 @@ def _remedy_lines(explanation: Any, remedy: Any) -> Iterator[str]:
     """Yield a setting of DDP in one line or two, and what the iteration then would take."""
     gain = _gain_with_interval(explanation, remedy)
     times = f"{_ms(remedy.iteration_with_s)} ({gain})"
-    # The gain may be smaller, and the time longer.
+    # If the gain is an upper bound, the iteration may take longer than this time.
     if remedy.is_upper_bound:
         times = f"{_ms(remedy.iteration_with_s)} at best ({gain})"
     # A name that is longer than its column has a line of its own.

@@ -478,7 +478,7 @@ def _explained(result: Scaling) -> str:
     # Messages may have any part in the loss if nothing is known of them.
     if explained.messages_at_most_s is None:
         other_causes = "messages, waiting or input"
-    # To the parts of the loss that have a cause, what is left of the loss is added below.
+    # The parts of the loss that have a cause. What is left of the loss is added to them below.
     parts = _parts_with_cause(explained)
     if not parts:
         return f"{longer}. Whether this is {other_causes} is not known"
@@ -527,7 +527,8 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
     verdict = result.verdict_on_messages
     if verdict != NOT_KNOWN:
         return f"messages alone on {_nodes(result.asked_nodes)}: {verdict}"
-    # The cost on one node does not follow from tables of several nodes.
+    # If the user asks for one node, tables of several nodes do not help, because the cost of
+    # messages on one node does not follow from them.
     if result.asked_nodes == 1:
         return (
             "whether messages are hidden on 1 node: not known without the gradients and a table of "

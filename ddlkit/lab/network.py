@@ -355,10 +355,10 @@ class Lab(Place):
             # conditions of the lab say.
             queue_packets = 10_000
         else:
-            # The burst is how many bytes the kernel's token bucket lets leave at once. The
-            # kernel would cut a larger packet into smaller ones in front of the bucket, which
-            # takes more processor time than 16 ranks have. No measurement of this is kept. A
-            # tenth of the burst is left for the headers of the frames, which count, too.
+            # The burst is how many bytes the kernel's token bucket lets leave at once. Larger
+            # packets would be cut in front of the bucket, for which a lab of 16 ranks lacks the
+            # processor time. No measurement of this is kept. A tenth of the burst is left for
+            # the headers of the frames, which count, too.
             largest_in_burst_bytes = round(0.9 * burst_bytes(self.link_bits_per_s))
             packet_bytes = min(MAX_PACKET_BYTES, largest_in_burst_bytes)
             queue_packets = 1000  # Linux's default

@@ -204,11 +204,11 @@ def _budget(size_s: float) -> Budget:
 def _collectives_by_missing_sizes(
     me: Rank, path: Path, sizes: Sequence[int]
 ) -> dict[tuple[int, ...], list[str]]:
-    """Return the collectives of which the table ``path`` lacks sizes, by these sizes.
+    """Return which collectives the table ``path`` lacks, grouped by the sizes that it lacks.
 
-    Collectives that lack the same sizes are grouped, because one job can measure them
-    together. A collective that has all its sizes in the table is left out. Only rank 0 sees
-    the table, and all ranks return the answer of rank 0.
+    One job can measure all collectives of a group together. A collective that has all its
+    sizes in the table is left out. Only rank 0 sees the table, and all ranks return the
+    answer of rank 0.
     """
     rows = pd.DataFrame()
     # If the table is damaged, all ranks raise the error of rank 0.
@@ -217,8 +217,8 @@ def _collectives_by_missing_sizes(
             rows = store.load_table(path, "collectives")
     missing: dict[tuple[int, ...], list[str]] = {}
     for collective in COLLECTIVES:
-        # On all ranks but rank 0 there are no rows, and all sizes are lacking. This
-        # answer of theirs is not used.
+        # On all ranks but rank 0 there are no rows, so all sizes seem to be missing there.
+        # Only the answer of rank 0 is used.
         lacking = messages.missing_sizes(rows, collective, sizes, me.world_size)
         # Ranks exchange numbers only, so each size has a flag: 1 if it is missing, else
         # 0.

@@ -115,18 +115,31 @@ class _Shares(NamedTuple):
     whole: float
 
 
+class _Event(NamedTuple):
+    """An event of an iteration with hooks.
+
+    Attributes
+    ----------
+    kind : str
+        `_PHASE`, `_LAYER` or `_GRADIENT`.
+    tensor : str
+        The name of the gradient's tensor, or of the layer's first one; empty for a phase.
+    """
+
+    kind: str
+    tensor: str
+
+
 class _HookedIteration:
     """An iteration with hooks, which `run` runs and `read` shares among its tensors.
 
-    ``_events`` holds pairs of the kind of an event (a phase, a layer or a gradient) and
-    the name of its tensor. The name is empty for a phase, and for a layer it is that of
-    the layer's first tensor. At event number k mark number k is made. It holds the seconds,
+    Event number k of ``_events`` has mark number k of ``_marks``, which holds the seconds,
     or the FLOPs, since the first mark.
     """
 
     def __init__(self, marks: _AnyMarks) -> None:
         self._marks = marks
-        self._events: list[tuple[str, str]] = []
+        self._events: list[_Event] = []
 
     def run(self, training: Training) -> None:
         """Train for one iteration, and note each event with a mark."""
@@ -136,9 +149,9 @@ class _HookedIteration:
         with training.watched(on_layer, on_gradient):
             training.iterate(partial(self._note, _PHASE, ""))
 
-    def _note(self, event: str, tensor: str) -> None:
+    def _note(self, kind: str, tensor: str) -> None:
         """Note that an event of this kind, of this tensor, happens now."""
-        self._events.append((event, tensor))
+        self._events.append(_Event(kind, tensor))
         self._marks.mark()
 
     def read(self) -> _Shares:
@@ -153,7 +166,7 @@ class _HookedIteration:
         # these may be FLOPs.
         passed = self._marks.seconds()
         phase_numbers = [
-            k for k, (event, _) in enumerate(self._events) if event == _PHASE
+            k for k, event in enumerate(self._events) if event.kind == _PHASE
         ]
         # There are four phase events, however many passes there are: the start of the
         # iteration, the start and the end of the last backward pass, and the end of the
@@ -179,9 +192,9 @@ class _HookedIteration:
         # or if checkpointing computes a segment anew. Only the last time counts,
         # because a gradient cannot be sent before.
         last_mark: dict[str, int] = {}
-        for k, (event, tensor) in enumerate(self._events):
-            if event == _GRADIENT:
-                last_mark[tensor] = k
+        for k, event in enumerate(self._events):
+            if event.kind == _GRADIENT:
+                last_mark[event.tensor] = k
         ready: dict[str, float] = {}
         # Tensors are sorted by the number of their last mark, which is the order in time.
         for tensor in sorted(last_mark, key=last_mark.__getitem__):
@@ -209,10 +222,10 @@ class _HookedIteration:
         starts = [
             k
             for k in range(forward_begin + 1, backward_begin)
-            if self._events[k][1] in ready
+            if self._events[k].tensor in ready
         ]
         # The first tensor of the layer that starts at each of these events.
-        tensors = [self._events[k][1] for k in starts]
+        tensors = [self._events[k].tensor for k in starts]
         if not tensors:
             # If no layer was seen to start, as in a compiled model, the first tensor of the
             # model has all of forward. Its gradient is ready last.
@@ -239,7 +252,7 @@ class _HookedIteration:
         no such pass, the start of the iteration.
         """
         event_numbers = range(backward_begin)
-        return max(k for k in event_numbers if self._events[k][0] != _LAYER)
+        return max(k for k in event_numbers if self._events[k].kind != _LAYER)
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,8 @@ BUILD_BYTES_PER_S = 3e8
 POOL_BYTES_PER_S = 7e8
 """The rate at which the pools are expected to be filled, from and to which copies are timed."""
 WARMTH = 1.2
-"""Expected duration over the ``max_s`` of a budget, because repeats also warm up."""
+"""Repeats are expected to take this many times the ``max_s`` of a budget, because they also
+warm up."""
 LAB_ITERATION_S = 2.0
 """Seconds that one iteration is expected to take in a lab."""
 CORE_FLOPS_PER_S = 1e11
@@ -65,7 +66,8 @@ GPU_FLOPS_PER_S = 2e13
 
 An H200 trained ResNet-50 in fp32 at 3e13 FLOP/s. Less is expected of other GPUs."""
 PASSES = 3
-"""FLOPs of an iteration over those of its forward pass: backward has about twice as many."""
+"""An iteration has this many times the FLOPs of its forward pass, because backward has about
+twice as many as forward."""
 LEAST_BATCH_S = 0.01
 """Seconds that forward, backward and update of the smallest batch are expected to take."""
 UNKNOWN_BATCH_S = 1.0

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,10 +52,29 @@ CAP_OF_ONE_BUCKET_MIB = float(2**20)
 CAP_OF_SINGLE_GRADIENTS_MIB = 1e-6
 """A bucket cap of about one byte: every gradient has a bucket of its own."""
 
-Row = tuple[str, str, int, int, float]
-"""The quantity that is timed, what went on at the same time, the bytes of a message or of
-all buckets, the number of messages or buckets, and seconds. Both numbers are 0 where there
-are neither messages nor buckets."""
+
+class Row(NamedTuple):
+    """A row of table ``slowdown``, without the columns that are equal in all rows.
+
+    Attributes
+    ----------
+    quantity : str
+        What is timed.
+    beside : str
+        What went on at the same time.
+    bytes : int
+        The bytes of a message or of all buckets; 0 where there are neither.
+    messages : int
+        The number of messages or buckets; 0 where there are neither.
+    seconds : float
+        The time on the slowest rank.
+    """
+
+    quantity: str
+    beside: str
+    bytes: int
+    messages: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -155,8 +174,6 @@ def slowdown_rounds(
     UserError
         If the loss does not call the model itself, so that DDP sees no backward pass.
     """
-    # The columns of a `Row`. "beside" is what went on at the same time.
-    columns = ["quantity", "beside", "bytes", "messages", "seconds"]
     labels = {
         "network": training.network,
         "batch": training.batch,
@@ -186,7 +203,7 @@ def slowdown_rounds(
         # repeats are left.
         if retries.again(usage_of_all(watch.usage())):
             continue
-        frame = pd.DataFrame(rows, columns=columns).assign(**labels, repeat=repeat)
+        frame = pd.DataFrame(rows).assign(**labels, repeat=repeat)
         yield {"slowdown": frame}
         repeat += 1
         now_s = time.perf_counter()
@@ -304,15 +321,13 @@ class _TrainingAndMessages:
     def measure_round(self) -> Iterator[Row]:
         """Yield a row for each quantity that is timed in a round.
 
-        A row has the quantity, what went on at the same time, the bytes of a message or of
-        all buckets, the number of messages or buckets, and the seconds of the slowest rank.
         Quantities that are compared are timed one right after the other, so that drift of
         the machine affects both.
         """
         # DDP copies each gradient into its bucket before the bucket is sent. Here all
         # gradients are copied into one buffer, as if they shared one bucket.
         copy_s = self.gradient_bytes * copy_s_per_byte(self.me, self.training.model)
-        yield "copy", NOTHING, self.gradient_bytes, 1, copy_s
+        yield Row("copy", NOTHING, self.gradient_bytes, messages=1, seconds=copy_s)
         phases_alone_s: list[Floats] = []  # each of shape (3,)
         # Each size has three timings: the phases of an iteration (forward, backward and update)
         # alone, messages alone, and then both at the same time. The row of a message has the
@@ -320,11 +335,11 @@ class _TrainingAndMessages:
         for size, (buffer, count) in self.messages.items():
             phases_alone_s.append(self._phases())
             alone_s = slowest([self._time_messages(buffer, count)])[0]
-            yield "message", NOTHING, size, count, alone_s / count
+            yield Row("message", NOTHING, size, count, alone_s / count)
             phases_s, messages_s = self._time_both(buffer, count)
             yield from self._phase_rows(MESSAGES, size, count, phases_s)
             with_compute_s = slowest([messages_s])[0]
-            yield "message", COMPUTE, size, count, with_compute_s / count
+            yield Row("message", COMPUTE, size, count, with_compute_s / count)
         # The phases alone were timed once for each size of messages, but do not depend
         # on the size. So they have one row with the mean.
         mean_alone_s = np.mean(phases_alone_s, axis=0)
@@ -345,7 +360,7 @@ class _TrainingAndMessages:
         buckets, and ``size`` is the bytes of a message or of all buckets.
         """
         for phase, phase_s in zip(PHASES, slowest(seconds), strict=True):
-            yield phase, at_the_same_time, size, count, phase_s
+            yield Row(phase, at_the_same_time, size, count, phase_s)
 
     def _phases(self, buckets: int = 1, fill_buckets: bool = False) -> Floats:
         """Train for an iteration without messages, and return the seconds of its phases.

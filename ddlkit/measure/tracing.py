@@ -194,33 +194,53 @@ def trace_iterations(
     # With `repeat=1` the profiler goes once through warm-up and recording. Otherwise the
     # last call of `step` would begin a second round, and discard what is recorded.
     steps = schedule(wait=0, warmup=warmup, active=iterations, repeat=1)
-    n_all = warmup + iterations
-    pace = Pace()
-    # When the last line of progress was printed, and how many iterations were done by then.
-    # Before the first line, it is the beginning.
-    said_s = time.monotonic()
-    n_said = 0
+    progress = _Progress(me, iterations, warmup)
     # Readers of a trace need shapes to find which copy belongs to which message.
     with profile(activities=activities, schedule=steps, record_shapes=True) as profiler:
-        for number in range(n_all):
+        for number in range(warmup + iterations):
             iterate(number)
-            # Said before the next span begins. A line takes some microseconds, and comes seldom.
-            n_done = number + 1
-            if n_done < n_all and pace.due():
-                now_s = time.monotonic()
-                # Recorded iterations take longer than those before, so only the iterations since
-                # the last line count.
-                iteration_s = (now_s - said_s) / (n_done - n_said)
-                left_s = (n_all - n_done) * iteration_s
-                said_s = now_s
-                n_said = n_done
-                done = f"{n_done} of {warmup} iterations to warm up are done"
-                if n_done > warmup:
-                    done = f"{n_done - warmup} of {iterations} iterations are recorded"
-                me.say(f"{done}; about {left_s:.0f} s are left")
+            # A line of progress counts to the span of this iteration. It takes some
+            # microseconds, and comes seldom.
+            progress.say_if_due(n_done=number + 1)
             profiler.step()  # ends the span of this iteration, and begins the next one
     me.say("writing the traces")
     _write_trace(profiler, directory, me)
+
+
+class _Progress:
+    """Prints now and then how many iterations of a recording are done.
+
+    ``_last_said_s`` is when the last line was printed, and ``_n_last_said`` how many
+    iterations were done by then. Before the first line, they are those of the beginning.
+    """
+
+    def __init__(self, me: Rank, iterations: int, warmup: int) -> None:
+        self._me = me
+        self._iterations = iterations
+        self._warmup = warmup
+        self._pace = Pace()
+        self._last_said_s = time.monotonic()
+        self._n_last_said = 0
+
+    def say_if_due(self, n_done: int) -> None:
+        """Print a line if one is due, unless all iterations are done.
+
+        ``n_done`` is the number of iterations so far, with those that warm up.
+        """
+        n_left = self._warmup + self._iterations - n_done
+        if not n_left or not self._pace.due():
+            return
+        now_s = time.monotonic()
+        # Recorded iterations take longer than those before, so only the iterations since the
+        # last line tell how long one takes.
+        iteration_s = (now_s - self._last_said_s) / (n_done - self._n_last_said)
+        self._last_said_s = now_s
+        self._n_last_said = n_done
+        done = f"{n_done} of {self._warmup} iterations to warm up are done"
+        if n_done > self._warmup:
+            n_recorded = n_done - self._warmup
+            done = f"{n_recorded} of {self._iterations} iterations are recorded"
+        self._me.say(f"{done}; about {n_left * iteration_s:.0f} s are left")
 
 
 def _write_trace(profiler: profile, directory: Path, me: Rank) -> None:

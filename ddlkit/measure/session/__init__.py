@@ -377,8 +377,8 @@ class Point:
         UserError
             If a table is damaged.
         """
-        # A table that grows may exist, and still lack rows. Only the point itself knows. The
-        # table's version is not asked for here. If it is another one, new rows are refused
+        # If the point has ``left``, its table grows, and may lack rows although it exists. The
+        # version of the table is not checked here. If it is another one, new rows are refused
         # when they are saved.
         if self.left is not None:
             nothing_left = not self.left()
@@ -441,7 +441,7 @@ class Point:
         # A failed point may have left its model in a cycle of references, and the next
         # point needs the memory.
         gc.collect()
-        # If the point was measured in part, `tables` has that part, which is saved, too.
+        # If the point was measured in part, the tables with that part are saved.
         try:
             for schema, frame in tables.items():
                 path = self.path(out, schema)
@@ -453,12 +453,8 @@ class Point:
             row, outcome=outcome, reason=reason, seconds=time.monotonic() - start_s
         )
 
-    def _try_to_measure(self) -> tuple[str, str, Tables]:
-        """Measure the point, and return its outcome, a reason and its tables by schema.
-
-        The reason says why the point was not measured, or not all of it. It is empty if
-        all of it was measured.
-        """
+    def _try_to_measure(self) -> _Measurement:
+        """Measure the point, and return what came of it. No exception is raised."""
         try:
             result = self.measure()
         except Exception as error:
@@ -474,12 +470,31 @@ class Point:
         # session would measure it again.
         if missing and not self.adds_rows:
             names = ", ".join(repr(schema) for schema in missing)
-            return FAILED, f"the measurement left no table {names}", tables
-        return MEASURED, "", tables
+            reason = f"the measurement left no table {names}"
+            return _Measurement(FAILED, reason, tables)
+        return _Measurement(MEASURED, reason="", tables=tables)
 
 
-def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
-    """Return the outcome, the reason and the tables of a point that raised an error.
+class _Measurement(NamedTuple):
+    """What came of the measurement of a point.
+
+    Attributes
+    ----------
+    outcome : str
+        One of the outcomes of this module.
+    reason : str
+        Why the point was not measured, or not all of it; empty if it was.
+    tables : mapping of str to DataFrame
+        The rows that were measured, by the schema of their table.
+    """
+
+    outcome: str
+    reason: str
+    tables: Tables
+
+
+def _outcome_of(error: Exception) -> _Measurement:
+    """Return what came of the measurement of a point that raised an error.
 
     Any other exception than a UserError may be a mistake in the program, and is printed
     with its traceback, unless memory ran out.
@@ -487,17 +502,17 @@ def _outcome_of(error: Exception) -> tuple[str, str, Tables]:
     reason = one_line(str(error))
     # `Partial` and `Unavailable` are UserErrors with outcomes of their own.
     if isinstance(error, Partial):
-        return PARTIAL, reason, error.tables
+        return _Measurement(PARTIAL, reason, error.tables)
     if isinstance(error, Unavailable):
-        return UNAVAILABLE, reason, {}
+        return _Measurement(UNAVAILABLE, reason, tables={})
     # A UserError may also say that memory ran out.
     if ran_out_of_memory(error):
-        return OUT_OF_MEMORY, reason, {}
+        return _Measurement(OUT_OF_MEMORY, reason, tables={})
     # All other errors fail the point.
     if not isinstance(error, UserError):
         traceback.print_exception(error)
         reason = f"{type(error).__name__}: {reason}"
-    return FAILED, reason, {}
+    return _Measurement(FAILED, reason, tables={})
 
 
 class PointList(NamedTuple):

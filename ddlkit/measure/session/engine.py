@@ -584,7 +584,7 @@ class _Session:
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
     """Return the earlier row of a point if its tables exist now and did then, or else ``row``.
 
-    ``row`` is made from the tables of the point, and says no more than whether they exist.
+    ``row`` is made from the tables of the point, and only says whether they exist.
     ``earlier_row``, which an earlier session recorded, also says how long the measurement
     took, and whether the point was measured only in part. It is None if there is none.
     """
