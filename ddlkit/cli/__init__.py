@@ -170,9 +170,9 @@ def _status_of(words: Sequence[str], program: Program) -> int:
     except MemoryError:
         return _refused(program, f"memory is used up: {LIMITS[errno.ENOMEM]}")
     finally:
-        # The same process may run another command. A signal of this command must not decide
-        # its exit status, and a reminder, a timer that repeats an interrupt, must not
-        # interrupt it.
+        # This process may run another command later. What is left of this one must not affect
+        # it: signals that were received would decide its exit status, and reminders, which are
+        # timers that repeat an interrupt, would interrupt it.
         _signals_received.clear()
         while _reminders:
             _reminders.pop().cancel()

@@ -414,9 +414,8 @@ def _advice_from_tables(arguments: argparse.Namespace) -> tuple[dict[str, Any], 
     """Predict from tables, and return the result to print and the `Advice`."""
     from ddlkit.model.advice import DEFAULT, Advice
 
-    # `forecast` is that under PyTorch's default plan. Its prediction is not used, because `Advice`
-    # makes the forecasts that it compares. Only its text on the causes of scatter that the
-    # interval includes is used.
+    # Of this forecast, which is for PyTorch's default plan, only the text on the causes of
+    # scatter that its interval includes is used. `Advice` makes the forecasts that it compares.
     notes: list[str] = []
     forecast, warnings, profile, communication = forecast_of(
         arguments, DEFAULT, notes=notes

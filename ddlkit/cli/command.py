@@ -1401,7 +1401,6 @@ def _print_labs() -> None:
 
     rows = network.status()
     for row in rows:
-        # `ddlkit lab clean` removes labs that are dead.
         state = "up" if row["alive"] else "dead"
         remedy = "" if row["alive"] else ": run ddlkit lab clean"
         # The number of ranks is 0 if the file that describes the lab is damaged.

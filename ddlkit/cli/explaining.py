@@ -221,10 +221,10 @@ def _wrapped(line: str) -> list[str]:
     if not line:
         return [""]
     indent = "  "
-    # `_line` pads a name with spaces to NAME_COLUMNS, and adds a space. A line of plain text may
-    # have a space in that column, too, but never two spaces in a row, as padding has. A name that
-    # fills its column needs no padding, so its line is taken for plain text. That does no harm,
-    # because the text beside so long a name, a time and a gain, is too short to be wrapped.
+    # A line of `_line` has two signs: the space between the column of the name and the text, and
+    # the two or more spaces that pad the name. Plain text never has two spaces in a row. A name
+    # that fills its column has no padding, and its line is taken for plain text. That does no
+    # harm, because such a line is too short to be wrapped: its text is a time and a gain.
     has_name = line[NAME_COLUMNS : NAME_COLUMNS + 1] == " " and "  " in line
     # If the name is empty, its column has only spaces.
     if has_name or line.startswith(" "):

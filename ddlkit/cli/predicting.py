@@ -1329,10 +1329,10 @@ def _machines_to_simulate(machines: int, changed_machines: set[int]) -> list[int
     at equal times, and every message waits for all ranks. One machine without a change
     therefore stands for all such machines.
     """
-    # The last machine is always simulated, only so that the graph has the last of all ranks. The
-    # error about a rank that does not exist names the ranks up to the largest in the graph.
+    # The last machine is always simulated, because the error about a rank that does not exist
+    # names the ranks up to the largest one in the graph.
     simulated = {machines - 1}
-    # A changed rank that does not exist would be on a machine that does not exist.
+    # If a changed rank does not exist, neither does its machine, which is left out here.
     simulated |= {machine for machine in changed_machines if machine < machines}
     for machine in range(machines):
         if machine not in simulated:

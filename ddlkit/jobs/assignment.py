@@ -291,10 +291,10 @@ def choose_backend(
             f"{GLOO_INSTEAD}"
         )
     backend = asked or ("nccl" if gpus else "gloo")
-    # NCCL needs a GPU for each rank, so a rank must usually see as many GPUs as the node
-    # has ranks. But Slurm lets each rank see only its own GPUs with --gpus-per-task, and
-    # only some of the node with --gpu-bind. If two ranks are bound to one GPU
-    # nevertheless, NCCL refuses to begin.
+    # NCCL needs a GPU for each rank. A rank that Slurm did not number must see as many GPUs as
+    # the node has ranks. Slurm can let each rank see only GPUs of its own (--gpus-per-task), or
+    # some of the node (--gpu-bind), so there one visible GPU is enough. If two ranks are bound
+    # to one GPU nevertheless, NCCL refuses to begin.
     bound_by_slurm = by_slurm and gpus > 0
     if backend == "gloo" or bound_by_slurm or ranks_on_node <= gpus:
         return backend

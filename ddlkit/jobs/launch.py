@@ -524,8 +524,8 @@ def _why_ranks_died(processes: Sequence[RankProcess], job: str) -> str:
     line = _last_line(processes[first].log)
     printed = f"last line: {line}" if line else "it printed nothing"
     of_all = f"of {len(processes)}"
-    # If the first rank to die has lost a peer, so have all other dead ranks. The cause is then
-    # a rank that still runs.
+    # If the first rank to die has lost a peer, so have all other dead ranks. If another rank
+    # still runs, the cause is that it does not answer.
     running = [rank for rank, status in enumerate(statuses) if status is None]
     if status == jobs.LOST_PEER and running:
         cause = _why_silent(processes, running)

@@ -966,14 +966,18 @@ def trial(
 ) -> Iterator[Tables]:
     """Train under each plan in turn, round by round.
 
-    A round trains for some iterations under every plan. After each number of rounds in
-    `LOOKS`, the trial ends if the gain of the best plan over the default is decided
-    (`ddlkit.model.advice.is_decided`). The best plan is the first one after the default.
-    The trial also ends when ``max_s`` is over, but not before the first number of rounds
-    in `LOOKS`, and in any case after the last number. A round that other programs disturb
-    is repeated, but not on a GPU, whose kernels hardly suffer from what others do on the
-    cores. A plan is left out if DDP makes other buckets for it, and there is no trial if
-    only the default is left.
+    A round trains for some iterations under every plan. A plan is left out if DDP makes other
+    buckets for it, and there is no trial if only the default is left. The trial ends as soon
+    as one of these holds:
+
+    * The number of rounds is one of `LOOKS`, and the gain of the best plan over the default
+      is decided (`ddlkit.model.advice.is_decided`). The best plan is the first one after the
+      default.
+    * ``max_s`` is over, and there are as many rounds as the first of `LOOKS`.
+    * There are as many rounds as the last of `LOOKS`.
+
+    A round that other programs disturb is repeated, but not on a GPU, whose kernels hardly
+    suffer from what others do on the cores.
 
     Parameters
     ----------

@@ -425,8 +425,9 @@ class _Inside(nn.Module):
 class BackwardCalls:
     """A replacement of ``torch.autograd.backward`` that counts the calls of an iteration.
 
-    An iteration that accumulates the gradients of several batches exchanges them between
-    ranks only during the last call. So only the beginning and the end of this call are marked.
+    Only the last call is marked, because it alone counts as the backward pass of the
+    iteration: if gradients of several batches are accumulated, ranks exchange them in no
+    earlier call.
 
     Parameters
     ----------
@@ -457,7 +458,8 @@ class BackwardCalls:
             self._torchs_backward(*arguments, **keywords)
             return
         self.count += 1
-        # Calls before the last one only add to gradients that are exchanged later.
+        # The marks show when the last call begins and ends. Earlier calls count as part of what
+        # precedes the backward pass.
         mark = self._mark if self.count == self._last else _nothing
         mark()
         self._inside = True

@@ -454,7 +454,7 @@ class Point:
         )
 
     def _try_to_measure(self) -> _Measurement:
-        """Measure the point, and return what came of it. No exception is raised."""
+        """Measure the point, and return what came of it, also if the measurement fails."""
         try:
             result = self.measure()
         except Exception as error:

@@ -227,8 +227,8 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     # Opening and closing points are those that a session measures before and after all
     # others, the body. They serve the body, and are both listed behind it.
     points = [*sections.body, *sections.opening, *sections.closing]
-    # If there is no point, the machine lacks what each of them needs. What it lacks was said
-    # when the points were made.
+    # If there is no point, this machine lacks what is needed for all that was asked for. What it
+    # lacks was said when the points were made.
     if not points:
         return "nothing of this can be measured on this machine"
     missing = [point for point in points if not point.done(out)]
@@ -275,15 +275,29 @@ class _Session:
     """One call of `run_session`.
 
     A point is a measurement with tables of its own, and its row says what became of it.
-    ``worker_here`` has the points in this process. It measures them itself, unless the
-    session is isolated: then a child process gets a copy of this worker. ``budget_s`` is
-    the time that the session may take, and ``deadline_s`` when it ends. ``rows`` has the
-    row of each point by the point's key. ``row_before_start`` is the row that the point
-    being measured had before it began, and None while no point is measured.
-    ``pack_if_due`` packs all tables into an archive if the last time was `PACK_PERIOD_S`
-    ago. ``strict`` says whether the session fails at its end if a point failed. ``wording``
-    is how its lines call the points. ``sampler`` samples vitals, such as the machine's load, if
-    the session is isolated.
+
+    Attributes
+    ----------
+    worker_here : _Worker
+        The worker of this process. It measures the points, unless the session is isolated.
+        Then a child process gets a copy of it.
+    budget_s, deadline_s : float
+        The seconds that the session may take, and when they end.
+    isolate, gpu : bool
+        Whether a child process measures the points, and whether the GPU is measured.
+    pack_if_due : callable
+        Packs all tables into an archive if the last time was `PACK_PERIOD_S` ago.
+    strict : bool
+        Whether the session fails at its end if a point failed.
+    wording : Wording
+        How the lines of the session call its points.
+    rows : dict of str to Row
+        The row of each point by the point's key.
+    row_before_start : Row, optional
+        The row that the point being measured had before it began. None while no point is
+        measured.
+    sampler : Sampler, optional
+        Samples vitals, such as the machine's load. None unless the session is isolated.
     """
 
     worker_here: _Worker
@@ -784,8 +798,8 @@ class _IsolatedWorker:
         # None while the child runs. It is asked as well, because children of a child that
         # has died may still hold the pipe open.
         while not self._pipe.poll(POLL_S) and child.poll() is None:
-            # The tables of earlier points may not be in the archive yet, if it was not due when
-            # they were written. They are not to wait for a point that takes long.
+            # The tables of earlier points may not be in the archive yet, if packing was not due
+            # when they were written. They are not to wait for a point that takes long.
             self._session.pack_if_due()
             if time.monotonic() > overtime_ends_s:
                 reason = "still ran when the budget was over"
