@@ -29,7 +29,7 @@ REGISTERING = (fig01, fig02, fig03, fig04, fig05, fig06, fig07, fig08, tables)
 
 @check("sharing-backward-flop")
 def _backward_flop() -> Result:
-    """Count the FLOP of a backward pass over those of the forward pass.
+    """Count the FLOP of a backward pass, divided by those of the forward pass.
 
     A layer computes two gradients, that of its weights and that of its input. Each costs as
     much as the layer's forward pass. The first layer needs no gradient of its input.
@@ -42,9 +42,9 @@ def _backward_flop() -> Result:
     # Tensors without FLOP, such as biases, would hide the first layer.
     rows = of_paper.query("ranks == 1 and flops > 0")
     # FLOP grow with the batch, so that each batch is a profile of its own.
-    profile = ["network", "machine", "device", "precision", "batch"]
+    profile_columns = ["network", "machine", "device", "precision", "batch"]
     # The rows of a profile are in forward order, so that its first layer comes first.
-    forward_flops = rows.groupby(profile)["flops"]
+    forward_flops = rows.groupby(profile_columns)["flops"]
     # (2 x FLOP of all layers - FLOP of the first layer) / FLOP of all layers
     ratios = 2 - forward_flops.first() / forward_flops.sum()
     networks = ", ".join(ratios.index.unique("network"))

@@ -72,7 +72,7 @@ def model_intensity(forward_flops: float, parameters: float) -> float:
 def compute_to_communication(
     batch: int, forward_flops: float, parameters: float
 ) -> float:
-    """Return compute over communication in an iteration (sharing 4.4.1, second equation).
+    """Return compute divided by communication (sharing 4.4.1, second equation).
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def compute_to_communication(
     Returns
     -------
     float
-        FLOP per exchanged parameter.
+        FLOP of an iteration per exchanged parameter.
 
     Notes
     -----

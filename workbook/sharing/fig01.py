@@ -76,8 +76,8 @@ def measured(tables: Tables) -> dict[str, str]:
     for control, columns in READ_BACK.items():
         # A policy and its nice value together are one value, such as "SCHED_OTHER 10".
         values = set(applied[columns].astype(str).agg(" ".join, axis=1))
-        # "0" is left out for all controls: a number of 0 threads says that none was read back.
-        # The list of cores thereby lacks core 0 by itself, which is a real value.
+        # A number of 0 threads says that no number was read back. "0" is left out for every
+        # control, although it is a real value of the cores, the core 0 alone.
         values_by_control[control] = "; ".join(sorted(values - {"0"}))
     return values_by_control
 

@@ -39,8 +39,8 @@ def measured(tables: Tables) -> list[pd.DataFrame]:
         rows = rows[rows["bytes"] == LARGE_BYTES]
         # Without the default there is nothing to compare with.
         if default_of(rows):
-            # The seconds of a message over those under the default in the same round. All rows
-            # are of one link and size, so that no columns tell cases apart.
+            # The time of a message divided by that under the default in the same round. All rows
+            # are of one link and size, so that there is one case, without keys.
             by_round = over_default(rows, value="seconds", keys=[])
             # `summed` returns the median ratio over the rounds, with its 95% interval.
             median_ratios = summed(by_round, keys=["configuration"], value="ratio")
@@ -93,10 +93,10 @@ def draw(tables: Tables) -> Figure:
 
 
 def _relative_time(configuration: str) -> Floats:
-    """Return the least and the largest time of an all-reduce over the default's, shape (2,).
+    """Return the time of an all-reduce divided by the default's, its least and largest value.
 
-    Figure 2 prints the ratio with two decimals. The two ratios are the ends of the interval
-    that is rounded to it.
+    Figure 2 prints this ratio with two decimals. The result, of shape (2,), has the ends of the
+    interval of all ratios that are printed so.
     """
     return float(relative_times()[configuration]) + ROUNDING
 
@@ -108,11 +108,11 @@ def _allreduce_speedup(configuration: str) -> Result:
 
     The text speaks of a speedup, but its number is that of the time saved (erratum 1).
     """
-    # The ends of the interval that is rounded to the printed ratio, which is their mean.
     ends = _relative_time(configuration)
+    # The printed ratio is in the middle between both ends.
     printed = ends.mean()
-    # A speed is 1 over a time, and the default's time is 1. The gain in speed is therefore
-    # 1 / time - 1, which is gain(1.0, time).
+    # Times are relative to the default, whose time and speed are thus 1. Another configuration
+    # has the speed 1 / time. It gains 1 / time - 1, which is gain(1.0, time).
     speedup = equations.gain(1.0, printed)
     note = (
         f"{printed:.2f} of the time is a speedup of {speedup:.1%}; "
@@ -136,8 +136,8 @@ def _least_resources() -> Result:
     """Return how much longer 1x64 takes than each of its two neighbours, in per cent."""
     percents = []
     for neighbour in ("1x128", "2x64"):
-        # Each time is the least and then the largest. The least ratio is the least time over
-        # the largest of the neighbour, whose two times are therefore exchanged.
+        # Both arrays have the least time before the largest. For the least ratio, the least time
+        # of 1x64 is divided by the largest one of the neighbour, whose order is thus reversed.
         ratios = _relative_time("1x64") / _relative_time(neighbour)[::-1]
         percents.append(100 * (ratios - 1))
     return own(percents, "from Fig 2, against 1x128 and against 2x64, as rounded")
@@ -145,9 +145,9 @@ def _least_resources() -> Result:
 
 @check("sharing-conclusion-last")
 def _last_allreduce() -> Result:
-    """Return the time of an all-reduce with the most resources over that with fewer.
+    """Return the time of an all-reduce with the most resources divided by that with fewer.
 
-    The paper concludes that the last all-reduce should get as much resources as possible,
+    The paper concludes that the last all-reduce should get as many resources as possible,
     which are those of 4x512. There is a ratio for each of the other configurations.
     """
     times = relative_times()

@@ -82,7 +82,7 @@ def measured(tables: Tables) -> list[Group]:
         spans = of_cell(tables["spans"], gains.iloc[0])
         # Each configuration has the timeline of the first session in which it was recorded.
         by_configuration = _first_timelines(spans)
-        # Spans may have been kept of some configurations only.
+        # The link is left out unless spans were kept of the configurations of all roles.
         if set(configurations.values()) <= by_configuration.keys():
             group = {
                 f"{link}, {role}: {name}": by_configuration[name]

@@ -82,9 +82,10 @@ def saved_ms() -> pd.DataFrame:
         best_s = batch / images_per_s.max()
         # There is only one case, whose label is not used.
         parts_s = model.with_best({"": (NETWORK, batch)})
-        # The first row is the default, and the second the best. The sum of its parts is an
-        # iteration.
-        by_model_s = parts_s.iloc[0].sum() - parts_s.iloc[1].sum()
+        # The parts of a row add up to an iteration. The first row is the default, and the second
+        # the best.
+        iterations_s = parts_s.sum(axis=1)
+        by_model_s = iterations_s.iloc[0] - iterations_s.iloc[1]
         saved_s[batch] = (default_s - best_s, by_model_s)
     computed_s = pd.DataFrame.from_dict(
         saved_s, orient="index", columns=["figure 8", "model"]
@@ -119,8 +120,8 @@ def numbers(tables: Tables) -> pd.DataFrame:
     # The batch is NaN for all bars but the simulated ones of the best configuration.
     batches = table["case"].map(batch_of_best).where(is_simulated)
     renamed = saved_by_batch.add_prefix("saved ").add_suffix(" [ms]")
-    # A row for each bar in the order of ``table``: that of the bar's batch, or NaN where the batch
-    # is NaN.
+    # `reindex` returns one row for each bar, in the order of ``table``: what is saved at the
+    # bar's batch, or NaN if the batch is NaN.
     saved_of_bars = renamed.reindex(batches).reset_index(drop=True)
     with_saved = pd.concat([table, saved_of_bars], axis=1)
     is_only_text = ~saved_by_batch.index.isin(BATCHES)
@@ -149,11 +150,12 @@ def draw(tables: Tables) -> Figure:
     saved = saved_ms()
     # ``ax`` are empty axes below the panels of bars.
     figure, ax = plots.paired_bars(pairs(bars(tables)), label="iteration")
-    # A name selects a colour and a marker. The line of figure 8 gets those of "paper" by its name
-    # "paper:Fig 8". The numbers of the text borrow those of "line_medians", to look different.
+    # Names such as "line_medians" and "paper" select a colour and a marker. The numbers of the
+    # text are from the paper, too, but look different from the line of figure 8.
     plots.points(
         ax, saved.index, saved["printed"], "line_medians", label="paper's text"
     )
+    # What follows the colon is only for the legend.
     lines = saved[["figure 8", "model"]].rename(columns={"figure 8": "paper:Fig 8"})
     plots.lines(ax, lines, xlabel="batch", ylabel="saved by the best [ms]", log="x")
     share = saved["model"].sum() / saved["figure 8"].sum()
@@ -188,26 +190,29 @@ def _gain_falls() -> Result:
 def _saved_time() -> Result:
     """Return what the best configuration saves at batch 16, in milliseconds, in two readings.
 
-    One reading has the iterations of figure 8. The printed time is from a profile, in which an
-    iteration may take longer or shorter than in figure 8. The other reading therefore stretches
-    the iterations of figure 8 by a factor. It is that of AlexNet, the only network of which the
-    text prints a whole iteration of a profile.
+    One reading takes the iterations of figure 8. However, the printed time is from a profile, in
+    which an iteration may be longer or shorter than in figure 8. The other reading therefore
+    multiplies the iterations of figure 8 by a factor: the iteration of a profile divided by that
+    of figure 8. This factor is known of AlexNet only, the one network of which the text prints
+    times that add up to an iteration.
     """
-    # AlexNet's default and best each give a range of factors. The factor of either configuration
-    # of ResNet-18 is taken to lie anywhere from the least of all these to the largest.
-    factors = [*_profile_over_figure8("default"), *_profile_over_figure8("best")]
+    # Each of AlexNet's two configurations gives a range of factors. The factor of either
+    # configuration of ResNet-18 may lie anywhere from the least of these factors to the largest.
+    factors = [*_factors_of_alexnet("default"), *_factors_of_alexnet("best")]
     least_factor = min(factors)
     largest_factor = max(factors)
-    # Each array has the shortest and then the longest iteration that figure 8 allows. The
-    # least that is saved is the shortest default less the longest best, so that the order of
-    # the best is reversed.
-    default_ms = implied.iteration_ms(NETWORK, 16, "default")
-    best_ms = implied.iteration_ms(NETWORK, 16, "best")
-    saved_ms_by_fig08 = default_ms - best_ms[::-1]
-    # The default and the best may differ in their factors, so that the extremes are reached with
-    # one factor least and the other largest.
-    shortest_default_ms, longest_default_ms = default_ms
-    shortest_best_ms, longest_best_ms = best_ms
+    # The shortest and the longest iterations that figure 8 allows.
+    shortest_default_ms, longest_default_ms = implied.iteration_ms(
+        NETWORK, 16, "default"
+    )
+    shortest_best_ms, longest_best_ms = implied.iteration_ms(NETWORK, 16, "best")
+    # The least that is saved is the shortest default less the longest best.
+    saved_ms_by_fig08 = [
+        shortest_default_ms - longest_best_ms,
+        longest_default_ms - shortest_best_ms,
+    ]
+    # The default and the best may have different factors. The least is saved if the default has
+    # the least factor and the best the largest one.
     saved_ms_by_profile = [
         shortest_default_ms * least_factor - longest_best_ms * largest_factor,
         longest_default_ms * largest_factor - shortest_best_ms * least_factor,
@@ -224,28 +229,33 @@ def _saved_time() -> Result:
     return by_readings(readings, note)
 
 
-def _profile_over_figure8(configuration: str) -> Floats:
-    """Return the iteration of AlexNet's printed profile over that of figure 8.
+def _factors_of_alexnet(configuration: str) -> tuple[float, float]:
+    """Return AlexNet's iteration in the printed profile divided by its iteration in figure 8.
+
+    The batch is 64, that of figure 7.
 
     Parameters
     ----------
     configuration : {"default", "best"}
-        The configuration. The text prints one "computation only" time, which holds for both.
+        The configuration.
 
     Returns
     -------
-    ndarray, shape (2,)
-        The largest and then the least ratio, at figure 7's batch of 64.
+    least, largest : float
+        The ends of the ratios that the rounding of the printed numbers allows.
     """
     text = prose("sharing")
+    # The time in which nothing is sent. The text prints a single one for both configurations.
     computation_only_ms = text["fig07-alexnet-computation-only"]
+    # All communication, also that which overlaps with computation.
     communication_ms = text[f"fig07-alexnet-communication-{configuration}"]
-    # Communication includes the overlap, so that both times make up the iteration. Each of them
-    # is rounded to a whole millisecond and may be off by a half, and their sum by a whole one.
-    longest_and_shortest_ms = computation_only_ms + communication_ms + np.array([1, -1])
-    shortest_and_longest_ms = implied.iteration_ms("AlexNet", 64, configuration)
-    # The largest ratio is the longest profile over the shortest iteration of figure 8.
-    return longest_and_shortest_ms / shortest_and_longest_ms
+    # At any moment of an iteration either something is sent or nothing is.
+    profile_ms = computation_only_ms + communication_ms
+    # Each of the two times was rounded to a whole millisecond and may be off by half of one, so
+    # that their sum may be off by a whole one.
+    off_ms = 1
+    shortest_ms, longest_ms = implied.iteration_ms("AlexNet", 64, configuration)
+    return (profile_ms - off_ms) / longest_ms, (profile_ms + off_ms) / shortest_ms
 
 
 @check("sharing-fig06-constant")

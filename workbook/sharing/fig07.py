@@ -105,7 +105,7 @@ def printed() -> pd.DataFrame:
             r"fig07-(?P<network>[a-z0-9]+)-(?P<quantity>.+)-(?P<which>default|best)",
             key,
         )
-        # Ids without such words are of numbers that are no times of figure 7, as "fig07-batch".
+        # If an id lacks these words, such as "fig07-batch", its number is no time of figure 7.
         if not words:
             continue
         network = NETWORKS[words["network"]]
@@ -167,8 +167,8 @@ def numbers(tables: Tables) -> pd.DataFrame:
     # A row for each case, and a column for each quantity.
     wide = times.pivot(index="case", columns="quantity", values="paper")
     wide = wide.add_prefix("printed ").add_suffix(" [ms]")
-    # The printed times of each bar in the order of ``table``, NaN for bars that are no
-    # simulated ones.
+    # `reindex` returns one row for each bar, in the order of ``table``: the printed times of the
+    # bar's case, or NaN if the bar is not a simulated one.
     simulated_case = table["case"].where(table["where"] == SIMULATED)
     printed_of_bars = wide.reindex(simulated_case).reset_index(drop=True)
     return pd.concat([table, printed_of_bars], axis=1)
@@ -273,10 +273,11 @@ def _same_communication(known: str, sign: int) -> Result:
     best_ms = implied.iteration_ms("VGG-19", BATCH, "best")
     differences_ms = default_ms - best_ms[::-1]
     # The printed time of the known configuration is rounded to a whole millisecond, which
-    # widens the range by half a one at each end.
+    # widens the range by half a millisecond at each end.
     least_ms, most_ms = differences_ms + [-0.5, 0.5]
     known_ms = prose("sharing")[f"fig07-vgg19-computation-only-{known}"]
-    # The "identity" is the equation of the docstring, from which both claims about VGG-19 follow.
+    # The "identity" is that the two "computation only" times differ by as much as the iterations.
+    # The claims about both times follow from it.
     note = (
         f"communication is the same, so from {known_ms:.0f} ms by Fig 8's iterations, "
         "one identity of both"

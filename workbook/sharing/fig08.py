@@ -65,7 +65,7 @@ def trained(tables: Tables) -> Iterator[tuple[str, pd.DataFrame]]:
         # In which share of all cases each configuration was measured.
         cases = rows.groupby("configuration")["case"].nunique()
         share = cases / rows["case"].nunique()
-        # The figure compares networks.
+        # The figure compares networks, so that a link with a single one is left out.
         if rows["network"].nunique() > 1:
             yield link, rows[rows["configuration"].map(share) >= 0.5]
 
@@ -171,10 +171,10 @@ def best(tables: Tables) -> pd.DataFrame:
 def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
     """Return the gain of the best configuration without the luck of having been chosen.
 
-    The gain of a round is that of the configuration with the largest median gain in all
-    other rounds. So the noise of a round does not help to choose the configuration whose
-    gain is taken from it. Only configurations count that give all messages the same
-    resources.
+    In each round, the gain is that of the configuration with the largest median gain in all
+    other rounds. So the noise of a round does not help to choose the configuration whose gain
+    is taken from this round. Configurations that give the last message other resources do not
+    count.
 
     Parameters
     ----------
@@ -194,16 +194,17 @@ def _chosen_by_other_rounds(iterations: pd.DataFrame) -> pd.DataFrame:
     of_chosen = []
     for repeat, in_round in gains_by_round.groupby("repeat"):
         others = gains_by_round[gains_by_round["repeat"] != repeat]
-        medians = others.groupby([*CELL, "configuration"])["gain"].median()
-        # For each of CELL, the configuration with the largest median.
-        chosen = medians.loc[medians.groupby(CELL).idxmax()].reset_index()
+        others_medians = others.groupby([*CELL, "configuration"])["gain"].median()
+        # For each network, batch, plan and link, the configuration with the largest median.
+        best_of_others = others_medians.groupby(CELL).idxmax()
+        chosen = others_medians.loc[best_of_others].reset_index()
         # The merge by CELL and configuration keeps this round's gains of the chosen ones.
         of_chosen.append(in_round.merge(chosen[[*CELL, "configuration"]]))
     rounds = pd.concat(of_chosen)
     names_by_cell = rounds.groupby(CELL)["configuration"]
-    # Of several that are chosen equally often, the first by name is shown.
+    # If several configurations are chosen equally often, the first by name is shown.
     most_often = names_by_cell.agg(lambda names: names.mode().iloc[0])
-    # For each of CELL, the median gain over the rounds, with its 95% interval.
+    # `summed` returns the median gain over the rounds, with its 95% interval.
     medians = summed(rounds, keys=CELL, value="gain")
     return medians.merge(most_often.reset_index())
 
@@ -277,7 +278,7 @@ def _panel(rows: pd.DataFrame) -> Panel:
     )
     # The columns have two levels: a column of `best`, and the batch.
     wide = rows.pivot(index="network", columns="batch")
-    # A pivot sorts the networks by name. They keep the order of ``rows``.
+    # The pivot has sorted the networks by name. They get the order of ``rows`` back.
     wide = wide.loc[rows["network"].unique()].rename_axis(index=None)
     return Panel(
         grid=wide["gain"].astype(float),

@@ -168,12 +168,12 @@ def _stated_ms(text: str, configuration: str) -> dict[str, float]:
     text : str
         How the ids of the printed times in prose.csv begin, such as "fig05c".
     configuration : str
-        With which configuration they end, such as "best".
+        How the ids of this configuration's times end, such as "best".
     """
     stated_ms = {}
     for key, ms in prose("sharing").items():
-        # An id such as "fig07-vgg16-overlap-best" becomes "overlap". The id of a time that
-        # holds for all configurations ends without one.
+        # An id such as "fig07-vgg16-overlap-best" becomes "overlap". If a time holds for all
+        # configurations, its id does not end with one.
         name = key.removeprefix(f"{text}-").removesuffix(f"-{configuration}")
         if key.startswith(text) and name in INCLUDED_PARTS:
             stated_ms[name] = ms

@@ -171,7 +171,8 @@ class Fitted:
             Iterations in seconds. Configurations are in the order of Fig 2.
         """
         ready_shares, bucket_bytes = _buckets(network)
-        # The time of an all-reduce under each of the 16 configurations, over the default's (Fig 2).
+        # The time of an all-reduce under each of the 16 configurations, divided by that under the
+        # default (Fig 2).
         allreduce_ratios = relative_times().to_numpy()
         images = np.asarray(batches, float)
         compute_s = self.start_s[network] + self.image_s[network] * images
@@ -213,12 +214,12 @@ class Fitted:
         workload = layers(network)
         compute_s = self.start_s[network] + self.image_s[network] * batch
         scaled = workload.scaled(compute_s / workload.compute_s)
-        # The time of an all-reduce over that under the default configuration (Fig 2).
+        # The time of an all-reduce divided by that under the default configuration (Fig 2).
         allreduce_ratio = float(relative_times()[configuration])
-        # A message takes as long as its share of the 25 MB, without a latency.
+        default_s_per_byte = self.allreduce_s / ALLREDUCE_BYTES
+        # The time of a message is proportional to its bytes, so that it has no latency alpha.
         cost = AlphaBeta(
-            alpha_s=0.0,
-            beta_s_per_byte=self.allreduce_s / ALLREDUCE_BYTES * allreduce_ratio,
+            alpha_s=0.0, beta_s_per_byte=default_s_per_byte * allreduce_ratio
         )
         link = Link(
             slowdown=self.felt * float(kernel_slowdowns()[configuration]),
@@ -347,8 +348,8 @@ def _first_guess(log_throughputs: Floats) -> list[float]:
     all-reduce of 25 MB, 0.1 for both slowdowns, and 1 ms for the part of the compute that
     does not grow with the batch.
 
-    ``log_throughputs``, shape (n, 2, 16), is as of `_residuals`: the logarithms of images per
-    second by network, batch of FITTED, and configuration.
+    ``log_throughputs``, shape (n, 2, 16), has the logarithms of images per second by network,
+    batch of FITTED, and configuration.
     """
     batches = np.array(FITTED, float)
     added_images = FITTED[1] - FITTED[0]
@@ -358,8 +359,9 @@ def _first_guess(log_throughputs: Floats) -> list[float]:
         # are not printed are NaN.
         images_per_s = np.exp(np.nanmax(logs, axis=1))
         fastest_s = batches / images_per_s
-        # The peak-to-peak value of two iterations is their difference.
-        image_s.append(float(np.ptp(fastest_s)) / added_images)
+        # `np.ptp` returns the longer of the two iterations less the shorter one.
+        added_s = float(np.ptp(fastest_s))
+        image_s.append(added_s / added_images)
     log_start_s = np.full(len(image_s), np.log(1e-3))
     return [np.log(0.015), 0.1, 0.1, *log_start_s, *np.log(image_s)]
 
@@ -416,9 +418,9 @@ def errors() -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each of FIT_MODELS, and a row "default" for always keeping the default
-        configuration, which predicts nothing: it has only the regret, and NaN elsewhere.
-        Columns:
+        A row for each of FIT_MODELS. One more row, "default", is for choosing the default
+        configuration without any model. It has a regret, and NaN in the other columns, because
+        nothing is predicted. Columns:
 
         cases
             The number of throughputs.
@@ -428,25 +430,25 @@ def errors() -> pd.DataFrame:
             By which share the printed throughput of the model's choice of a configuration
             falls short of the best one, as a mean over networks and batches.
     """
-    measured = _not_fitted()
-    # Each throughput over that of the best configuration of its network and batch.
-    over_best = measured.div(measured.max(axis=1), axis=0)
+    printed = _not_fitted()
+    # Each throughput as a share of that of the best configuration of its network and batch.
+    share_of_best = printed.div(printed.max(axis=1), axis=0)
 
     table = {}
     for model in FIT_MODELS:
-        # Only cells with a measured throughput are predicted.
-        images = predicted(model).loc[measured.index].where(measured.notna())
-        relative_errors = (images / measured - 1).abs().stack()
-        # The model chooses the configuration that it predicts to be the fastest. All other
-        # cells of a row become NaN, so that the maximum is the cell of the choice.
+        # Only predictions of printed throughputs count.
+        images = predicted(model).loc[printed.index].where(printed.notna())
+        relative_errors = (images / printed - 1).abs().stack()
+        # The model chooses the configuration that it predicts to be the fastest.
         is_chosen = images.eq(images.max(axis=1), axis=0)
-        reached = over_best.where(is_chosen).max(axis=1)
+        # All other cells of a row become NaN, so that the maximum is the cell of the choice.
+        reached = share_of_best.where(is_chosen).max(axis=1)
         table[model] = {
             "cases": relative_errors.count(),
             "median": relative_errors.median(),
             "regret": 1 - reached.mean(),
         }
-    table["default"] = {"regret": 1 - over_best[DEFAULT].mean()}
+    table["default"] = {"regret": 1 - share_of_best[DEFAULT].mean()}
     return pd.DataFrame(table).T
 
 

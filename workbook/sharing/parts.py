@@ -133,7 +133,7 @@ def pairs(bars: Bars) -> dict[str, tuple[pd.DataFrame, str]]:
     dict of str to (DataFrame, str)
         By heading, the bars, and the text below them that says which bar of a pair is
         which. The heading says in how many cases the best configuration is faster than the
-        default, out of those in which it is another one.
+        default. Cases in which the default is the best do not count.
     """
     drawn = {}
     for place, table in bars.items():

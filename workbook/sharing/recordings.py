@@ -44,9 +44,9 @@ def recorded(data: str = "") -> Tables:
     Parameters
     ----------
     data : str, optional
-        The name or the directory of a recording. The first recording that has training of
-        several ranks, and the first one that has a single GPU, are joined. The named
-        recording comes before all others.
+        The name or the directory of a recording, which comes before all others. The first
+        recording that has training of several ranks is joined with the first one that has
+        training on a single GPU.
 
     Returns
     -------
@@ -108,13 +108,13 @@ def one_gpu(data: str = "") -> dict[str, pd.DataFrame]:
 def _iterations(sharing: pd.DataFrame) -> pd.DataFrame:
     """Return the iterations of a single GPU's table ``sharing``, in the form of "iterations".
 
-    Table "iterations" is recorded by several ranks, and the result has those of its columns
-    that figures read. It has the iterations in single precision during which a stand-in, a
-    kernel that occupies the GPU as an all-reduce would, takes the place of the messages of at
-    most two ranks. The paper has two. Each sample counts as a round.
+    On a single GPU a stand-in, a kernel that occupies the GPU as an all-reduce would, takes the
+    place of the messages of several ranks. The result has the iterations in single precision
+    with a stand-in for two ranks, as many as the paper has. Its columns are those of table
+    "iterations" that figures read. Each sample counts as a round.
     """
-    # Other quantities than "iteration" were measured without messages. So are all rows of one
-    # rank, so that two ranks are left. The stand-in also takes the place of the messages of 8.
+    # The table also has iterations with a stand-in for more ranks, and rows without messages.
+    # The latter, which include all rows of one rank, have other quantities than "iteration".
     rows = sharing.query(
         "precision == 'fp32' and ranks <= 2 and quantity == 'iteration'"
     )
@@ -150,15 +150,15 @@ def _kernels(contention: pd.DataFrame) -> pd.DataFrame:
     -------
     DataFrame
         The rows during communication by a stand-in or a copy engine. ``kernel_beside_s`` is
-        the time of a kernel then, and ``kernel_alone_s`` its median time alone. The
+        the time of a kernel during it, and ``kernel_alone_s`` its median time alone. The
         ``configuration`` is the blocks and threads of the stand-in, or the direction of the
         copy engine's copies. The ``link`` is what communicates, and how fast.
     """
     # The kernel "idle" stands for no kernel at all, only communication. A stand-in with a limit
     # on its buffers (fifo_bytes above 0) stays in a cache, unlike real messages.
     rows = contention.query("kernel != 'idle' and fifo_bytes == 0")
-    # A kernel is compared with itself alone, as it was measured among as many ranks. A machine's
-    # table may also have kernels of several ranks beside gloo's messages, which are dropped below.
+    # The time alone of a kernel is that with the same number of ranks. Only the rows of one rank
+    # are needed. Those of several ranks, alone or beside gloo's messages, are dropped below.
     same_kernel = ["kernel", "ranks"]
     is_alone = rows["communication"] == "none"
     alone_s = rows[is_alone].groupby(same_kernel)["seconds"].median()
@@ -277,7 +277,7 @@ def least_first(name: str) -> tuple[int, ...]:
 
 
 def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.DataFrame:
-    """Return a quantity over that of the default in the same round.
+    """Return a quantity divided by that of the default in the same round.
 
     Parameters
     ----------
@@ -293,7 +293,7 @@ def over_default(rows: pd.DataFrame, value: str, keys: Sequence[str]) -> pd.Data
     -------
     DataFrame
         A row for each case, round and configuration, with ``keys``, ``repeat`` and the
-        ``ratio``. It is the mean of the configuration's samples in the round over the mean
+        ``ratio``: the mean of the configuration's samples in the round, divided by the mean
         of the default's. Rounds without the default are left out.
     """
     in_round = [*keys, "repeat"]

@@ -188,8 +188,8 @@ def _panel(rows: pd.DataFrame) -> Panel:
     # columns follow the configurations, from the least resources to the most.
     row_names = rows["row"].unique()
     column_names = rows.sort_values("order")["column"].unique()
-    # Names in words explain themselves. Rows that are numbers are blocks, and then the columns
-    # are threads.
+    # If the rows are numbers, they are blocks, and the columns are threads. All other names are
+    # words, which need no label of their axis.
     row_axis = ""
     column_axis = ""
     if isinstance(row_names[0], int | np.integer):

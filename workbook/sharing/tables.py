@@ -47,9 +47,10 @@ def table1() -> pd.DataFrame:
     pixels = height * width
     # The convolution has 64 output channels, and the linear layer 64 output values.
     outputs = 64
-    # The convolution has filters of 7 x 7, and a stride of 2 in both directions, so that its
-    # output has as many channels as its input, and a quarter of the pixels.
+    # The output of the convolution has as many channels as its input. It has a quarter of the
+    # pixels, because the stride is 2 in both directions.
     convolved = elements / 4
+    # The filters have 7 x 7 pixels.
     multiply_adds_a_value = channels * 7 * 7
     weights = outputs * multiply_adds_a_value
     # The linear layer turns the pixels of each channel into 64 values. It has a bias.
@@ -213,9 +214,9 @@ def _late_in_words(late: pd.Index) -> str:
     """Return the note of `_intensity_order`, which names the late networks.
 
     A network is late if 1x64, the configuration with 64 threads, becomes its best at a larger
-    batch than for another network of lower intensity. For each late network, the note has two
-    throughputs, at the batch at which the other network has 1x64 as its best already: with 1x64,
-    and with the late network's best configuration. These throughputs are close, so that 1x64 only
+    batch than for another network of lower intensity. For each late network, the note compares
+    two of its throughputs: with 1x64, and with its best configuration. They are those at a batch
+    at which 1x64 is already the best for the other network. The two are close, so that 1x64 only
     just fails to be the best.
     """
     # Table 2 has one late network, ViT-Base/16. At batch 32, where 1x64 is not yet its best, 1x64
