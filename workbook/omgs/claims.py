@@ -50,16 +50,17 @@ def _theorem1() -> Result:
     Theorem 1 says that Eq 25 gives the least iteration, and the paper derives Algorithm 1 from
     it. The result is the largest ratio of an iteration by either rule to the least one.
     """
-    # COUNTEREXAMPLE has three equal layers. Its iterations over the least one, by Algorithm 1
-    # and by Eq 25.
+    # COUNTEREXAMPLE has three equal layers.
     instance = omgs.COUNTEREXAMPLE
     all_choices = omgs.combinations(instance.layers)
     least_s = omgs.merged_iteration_s(instance, all_choices).min()
+    # Its iterations by Algorithm 1 and by Eq 25, each divided by the least one.
     over_least = []
     for rule in (omgs.find_merged_layers, omgs.merge_by_theorem):
         iteration_s = float(omgs.merged_iteration_s(instance, rule(instance)))
         over_least.append(iteration_s / least_s)
-    # The columns are "omgs", which is Algorithm 1, and "omgs:theorem", which is Eq 25.
+    # The two columns are "omgs" and "omgs:theorem", which are Algorithm 1 and Eq 25. So the lists
+    # ``exact`` and ``worst`` have the same order as ``over_least``.
     gaps = _random_gaps()
     # A gap of at most OPTIMAL is one of floating point.
     exact = (gaps <= audit.OPTIMAL).mean().tolist()
@@ -77,21 +78,19 @@ def _theorem1() -> Result:
 
 @check("omgs-complexity")
 def _complexity() -> Result:
-    """Count how the steps of Algorithm 1 grow from 256 to 512 layers, all merged.
+    """Count how the steps of Algorithm 1 grow from 256 to 512 layers.
 
-    As printed, Algorithm 1 merges one layer at most (errata 7), so that the repaired one is
-    counted. The loops of lines 2 and 3 go over all layers. For each merged layer l, line 10
-    loops over layers 1 to l, and line 12 over all layers. A layer in a loop counts as two
-    steps, one for what it takes (t_s or t_c) and one for its start (tau). This common factor
-    does not change the power.
+    All layers are merged but layer 1, which cannot be. As printed, Algorithm 1 merges one layer
+    at most (errata 7), so that the repaired one is counted. A step is one pass through a loop.
+    Lines 2 and 3 each loop over all layers. For each merged layer l, line 10 loops over layers
+    1 to l, and line 12 over all layers.
     """
     steps = []
     for n in (256, 512):
         in_lines_2_and_3 = 2 * n
-        # All layers are merged but layer 1, which cannot be.
         in_lines_10_and_12 = sum(layer + n for layer in range(2, n + 1))
-        steps.append(2 * (in_lines_2_and_3 + in_lines_10_and_12))
-    # If steps grow as a power of n, twice the layers take 2 to that power times the steps.
+        steps.append(in_lines_2_and_3 + in_lines_10_and_12)
+    # If steps grow as n^power, twice as many layers take 2^power times as many steps.
     power = math.log2(steps[1] / steps[0])
     return counted(power, "from 256 to 512 layers, all merged, as repaired")
 
@@ -117,10 +116,10 @@ def _dense_communication() -> Result:
 
 @check("omgs-gamma")
 def _gamma() -> Result:
-    """Return gamma by two readings: with and without the density as a factor of it.
+    """Return gamma by two readings of how long a selection from d elements takes.
 
-    The authors' code takes gamma d log2 d to select from d elements. Eq 10 has the density
-    rho as a further factor. For the same time its gamma is that of the code over rho.
+    By the authors' code it takes gamma d log2 d. Eq 10 has the density rho as a further factor.
+    For Eq 10 to give the same time, its gamma must be that of the code divided by rho.
     """
     gamma = published_code("omgs")["gamma"]
     readings = {
@@ -138,8 +137,8 @@ def _merged_selection() -> Result:
 
     The parts are 3, 3, 3 and 1 tenths of the elements, because only powers of ten and
     three times these are recorded. By Eq 12 selecting at once takes longer, which follows
-    from Eq 10 (gamma rho d log d). A ratio of at least 1, of the time at once over that of
-    the parts together, supports it.
+    from Eq 10 (gamma rho d log d). A ratio is the time of selecting at once divided by that of
+    all parts together. Ratios of at least 1 support Eq 12.
     """
     machines = source.recordings("selection")
     tables = [machine.table("selection") for machine in machines.values()]
@@ -153,6 +152,7 @@ def _merged_selection() -> Result:
     columns = {}
     for power in range(4, 9):
         n = 10**power
+        # Three parts of three tenths, and one part of one tenth.
         parts_s = 3 * medians_s[3 * n // 10] + medians_s[n // 10]
         columns[n] = medians_s[n] / parts_s
     ratios = pd.DataFrame(columns)
@@ -189,8 +189,8 @@ def _merged_message() -> Result:
     # The only other link at present is loopback, which has no limit and is not judged. Links of
     # GPU recordings, such as "one-rank" (a GPU that sends to itself), would be left out, too.
     lab = rows[rows["link"].str.startswith(("lab:", "emulated:"))]
-    # The time of two all-gathers over that of one of twice the size, for each place (directory
-    # of a recording), link, number of ranks, and size of the smaller all-gather.
+    # The time of two all-gathers divided by that of one of twice the size. There is a ratio for
+    # each place (directory of a recording), link, number of ranks, and size of the smaller one.
     of_equal_bytes = doubled(lab, as_many_bytes=True)
     of_any_bytes = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
@@ -209,7 +209,7 @@ def _merged_message() -> Result:
 
 
 def doubled(rows: pd.DataFrame, *, as_many_bytes: bool = False) -> pd.Series:
-    """Return the time of two all-gathers over the time of one of twice the size.
+    """Return the time of two all-gathers divided by the time of one of twice the size.
 
     Parameters
     ----------

@@ -119,29 +119,44 @@ def recorded_shares(network: str) -> list[tuple[Floats, list[int]]]:
         come before the profiles of real training.
     """
     return [
-        (backward_s / backward_s.sum(), elements)
-        for backward_s, elements, _ in _recorded_layers(network)
+        (layers.backward_s / layers.backward_s.sum(), layers.elements)
+        for layers in _recorded_layers(network)
     ]
 
 
 def recorded_devices(network: str) -> list[str]:
     """Return the device of each of `recorded_shares`, "cpu" or "cuda"."""
-    return [device for _, _, device in _recorded_layers(network)]
+    return [layers.device for layers in _recorded_layers(network)]
+
+
+class _RecordedLayers(NamedTuple):
+    """The layers of a network in one recording.
+
+    Attributes
+    ----------
+    backward_s : ndarray, shape (n,)
+        The backward time of each tensor in forward order, in seconds.
+    elements : list of int, length n
+        The elements of each tensor in forward order.
+    device : {"cpu", "cuda"}
+        What computed.
+    """
+
+    backward_s: Floats
+    elements: list[int]
+    device: str
 
 
 @cache
-def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
-    """Return backward times, elements and the device of each recording of a network.
+def _recorded_layers(network: str) -> list[_RecordedLayers]:
+    """Return the layers of a network in each recording of it.
 
     A recording is a layer profile that the campaign OMGS replayed, or a profile of real
-    training on one of the recorded machines. There is an item for each of them. Its backward
-    times in seconds and its elements are those of each tensor, in forward order. Its device is
-    "cpu" or "cuda".
+    training on one of the recorded machines. The former come first.
     """
-    layers = []
-    # `open_campaign` returns the directory of the campaign, and then that of its machine's other
-    # recordings. Profiles of machines are added below, so that only the first directory counts
-    # here.
+    recordings = []
+    # A campaign is opened with the other recordings of its machine, which `alone` leaves out.
+    # Their profiles are added below.
     campaign = source.open_campaign(name=source.OMGS).alone
     for workload in campaign.workloads().values():
         # A workload has no name. The campaign's networks are told apart by their numbers of
@@ -151,15 +166,17 @@ def _recorded_layers(network: str) -> list[tuple[Floats, list[int], str]]:
             backward_s = workload.backward_s[::-1]
             elements = workload.parameters[::-1].tolist()
             # Replays in the lab run on processors.
-            layers.append((backward_s, elements, "cpu"))
+            recordings.append(_RecordedLayers(backward_s, elements, "cpu"))
     # Of the paper's networks, ResNet-50 is the only one of which real training is profiled. Each
     # machine with layer profiles has one of it, which is in forward order.
     if network == RESNET:
         for machine in source.recordings("layers").values():
             profile = machine.profile("resnet50")
             elements = profile.parameters.tolist()
-            layers.append((profile.backward_s, elements, profile.device))
-    return layers
+            recordings.append(
+                _RecordedLayers(profile.backward_s, elements, profile.device)
+            )
+    return recordings
 
 
 def topk_parts(network: str, gathers: int, elements: float = 0) -> tuple[float, float]:
@@ -285,8 +302,10 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
         elements = [size_in_case[size] for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"
-        # Every share of every computing time: of the given one, or else of those of the case.
-        backward_times_s = np.outer(BACKWARD, compute_s or case.compute_s).flat
+        # The default of 0 stands for the computing times of the case.
+        compute_times_s = compute_s or case.compute_s
+        # Each share of each computing time.
+        backward_times_s = np.outer(BACKWARD, compute_times_s).flat
         for backward_s in backward_times_s:
             instance = as_in_the_code(
                 backward_s * shares, elements, case.gathers, density

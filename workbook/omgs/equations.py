@@ -132,8 +132,8 @@ def backward_start_s(
     where tau_s^(l+1) = tau_b^(l+1) + t_b^(l+1) by Eq 7.
     """
     spent_s = np.asarray(backward_s, float) + np.asarray(selection_s, float)
-    # The backward pass goes from layer L down to layer 1. The sum over layers L to l is
-    # when layer l ends, so that the time of layer l is taken off again.
+    # The backward pass goes from layer L down to layer 1. The times of layers L to l add up to
+    # the end of layer l. It starts earlier by its own time.
     ended_s = forward_s + np.cumsum(spent_s[::-1])[::-1]
     return ended_s - spent_s
 
@@ -600,9 +600,8 @@ class Candidates:
         Parameters
         ----------
         line : int, optional
-            By which line of the paper's derivation, 2 to 6. Line 3 drops t_s^(l-1), and
-            line 4 has tau_b^(l) where tau_b^(l-1) is meant. Lines 2, 5 and 6 give the
-            right time.
+            By which line of the paper's derivation, 2 to 6. Lines 2, 5 and 6 give the right
+            time. Line 3 drops t_s^(l-1), and line 4 has tau_b^(l) where tau_b^(l-1) is meant.
 
         Returns
         -------
@@ -776,10 +775,11 @@ def find_merged_layers(
         with which every comparison is false.
     by_code : bool, optional
         Whether to follow the authors' published code. Algorithm 1 merges layer l if two
-        conditions hold. By Q3, its message, sent apart, would delay that of layer l - 1. By
-        Q5, both layers together would be ready less than a start-up after the message of layer
-        l could start. The code does not test Q3. In Q5 it takes both layers to be ready
-        t_s^(l-1) earlier. It merges layer L without a test.
+        conditions hold. By Q3, if both layers were sent apart, the message of layer l would
+        delay that of layer l - 1. By Q5, both layers together would be ready less than a
+        start-up after the message of layer l could start. The code differs in three ways: It
+        does not test Q3, it takes both layers in Q5 to be ready t_s^(l-1) earlier, and it
+        merges layer L without a test.
 
     Returns
     -------
@@ -909,7 +909,8 @@ def _times_after_joined(
     """Return the times of layer i - 1, after layer i with ``times`` has joined it.
 
     Layer i is the layer at index ``i``. ``layers`` have been joined already. ``repairs`` are
-    those of REPAIRS that are made. The times have the printed mistakes of all others.
+    those of REPAIRS that are made. Where one of REPAIRS is not made, the times have the printed
+    mistake.
     """
     # The backward pass of layer i is a part of that of layer i - 1 now (``join``), so that
     # layer i itself takes no time: it is computed as soon as it begins.
@@ -1001,14 +1002,16 @@ def of_planning(
     # Eq 11 has a beta per element, which is that per byte times the bytes of an element.
     all_bytes = float(workload.bytes.sum())
     beta_s = line.s_per_byte * all_bytes / float(workload.parameters.sum())
-    # In the published code the selection does not depend on the density.
-    selection: Selecting = Log(PUBLISHED_GAMMA_S)
+    selection: Selecting
+    # A selection of gamma d log2 d, as in the published code, does not depend on the density.
     density = 1.0
     if gamma_s is not None:
         selection = Log(gamma_s)
     elif isinstance(cost, SparseGather) and cost.selecting:
         selection = cost.selecting
         density = cost.density
+    else:
+        selection = Log(PUBLISHED_GAMMA_S)
     # A workload is in ready order, which begins with layer L, and an instance with layer 1.
     return Instance(
         backward_s=workload.backward_s[::-1],
@@ -1039,17 +1042,17 @@ class _Line(NamedTuple):
 def _line_through_ends(sizes: NDArray[np.int_], cost: MessageCost) -> _Line:
     """Return the line through two costs: of the smallest gradient, and of all together.
 
-    Algorithm 1 needs an alpha and a beta of at least 0, and neither is below. ``sizes`` are
-    the bytes of the gradients.
+    Algorithm 1 needs an alpha and a beta of at least 0, so that a negative one becomes 0.
+    ``sizes`` are the bytes of the gradients.
     """
     smallest_bytes = float(sizes.min())
     all_bytes = float(sizes.sum())
-    # A cost that interpolates measurements may fall with the size.
+    # A cost that interpolates measurements may fall with the size, so that beta is negative.
     growth_s = max(0.0, cost(all_bytes) - cost(smallest_bytes))
     # With one gradient both sizes are equal and ``growth_s`` is 0, so that any divisor will
     # do.
     s_per_byte = growth_s / max(all_bytes - smallest_bytes, 1.0)
-    # Such a cost may also rise so steeply that the line would start below 0.
+    # It may also rise so steeply that alpha, the start of the line at 0 bytes, is negative.
     alpha_s = max(0.0, cost(smallest_bytes) - s_per_byte * smallest_bytes)
     return _Line(alpha_s, s_per_byte)
 
@@ -1247,9 +1250,9 @@ def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]
     -------
     sizes : ndarray of int, shape (n,)
         The elements of each tensor.
-    by_work, alike : ndarray, shape (n,)
+    by_work, equal : ndarray, shape (n,)
         The share of each tensor in the backward pass: ``by_work`` if a layer takes time by
-        its multiply-adds, and ``alike`` if all layers take the same time. The tensors of a
+        its multiply-adds, and ``equal`` if all layers take the same time. The tensors of a
         layer become ready together, so that the first one has the share of the layer, and
         the others have none.
     """
@@ -1260,14 +1263,13 @@ def _shape(network: str, units: int) -> tuple[NDArray[np.int64], Floats, Floats]
     all_multiply_adds = sum(layer.multiply_adds for layer in layers)
     sizes: list[int] = []
     by_work: list[float] = []
-    alike: list[float] = []
+    equal: list[float] = []
     for layer in reversed(layers):
         sizes.extend(layer.tensors[::-1])
-        # Of all tensors but the first.
-        no_shares = [0.0] * (len(layer.tensors) - 1)
-        by_work.extend([layer.multiply_adds / all_multiply_adds, *no_shares])
-        alike.extend([1 / len(layers), *no_shares])
-    return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(alike)
+        shares_of_others = [0.0] * (len(layer.tensors) - 1)
+        by_work.extend([layer.multiply_adds / all_multiply_adds, *shares_of_others])
+        equal.extend([1 / len(layers), *shares_of_others])
+    return np.array(sizes, dtype=np.int64), np.array(by_work), np.array(equal)
 
 
 def breakdown(

@@ -63,7 +63,8 @@ def draw(
     # The printed gamma, times d log2 d as in the code. Eq 10 has the density rho as a further
     # factor.
     no_density_s = claimed("omgs-gamma") * sizes * np.log2(sizes)
-    # Both are drawn once if they are equal, because a dict has each key once.
+    # The all-gathers by the code, by the number of nodes. If ``nodes`` is NODES, the dict has one
+    # entry, and one line is drawn.
     gather_s = {}
     for n in (nodes, NODES):
         gather_s[n] = code[f"alpha-{n}"] + code[f"beta-{n}"] * sizes

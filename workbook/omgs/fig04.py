@@ -1,8 +1,8 @@
 """omgs Fig 4: the parts of an iteration, by model at the paper's costs and as replayed.
 
 The lab computes as the nearest setting does, but slower by a stretch. The stretch is the
-shortest sparse message of the lab over the start-up that it stands for. The lab's times
-over the stretch are those of the paper's cluster.
+shortest sparse message of the lab divided by the start-up that it stands for. The lab's times
+divided by the stretch are those of the paper's cluster.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ def measured(campaign: Source) -> pd.DataFrame:
     DataFrame
         A row for each network and algorithm, with the number of ``messages``, and with the
         times PLAYED, the ``iteration`` and its prediction (``predicted``). Times are in seconds
-        of the paper's cluster: those of the lab over how many times as long it computes. Two
-        more columns say how far a row can be trusted:
+        of the paper's cluster. If the lab computes k times as long as that cluster, they are
+        the times of the lab divided by k. Two more columns say how far a row can be trusted:
 
         repeatability
             The mean absolute difference between the iterations of two rounds, as a share
@@ -321,9 +321,9 @@ def numbers(frame: pd.DataFrame) -> pd.DataFrame:
         "lab". The rows of OMGS-SGD by Algorithm 1 also have ratios, and all others NaN:
 
         s1, s2
-            The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
+            The iterations of TopK-SGD and of MGS-SGD, each divided by that of OMGS-SGD.
         less_exposed
-            The exposed communication of TopK-SGD over that of OMGS-SGD.
+            The exposed communication of TopK-SGD divided by that of OMGS-SGD.
         s1_paper, s2_paper, less_exposed_paper
             The same ratios as Tab VI and Section V-E print them.
     """
@@ -368,9 +368,9 @@ def _ratios(both: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stated_less_exposed() -> dict[str, float]:
-    """Return by network the exposed communication of TopK-SGD over that of OMGS-SGD.
+    """Return by network the ratio of exposed communication that Section V-E states.
 
-    The ratios are those that Section V-E states.
+    It is that of TopK-SGD divided by that of OMGS-SGD.
     """
     # The numbers of the text by their id.
     stated = prose("omgs")
@@ -458,24 +458,36 @@ def less_exposed_s(network: str, elements: float = 0) -> Floats:
     Returns
     -------
     ndarray, shape (2,)
-        The least and the most seconds. Both are the difference of the iterations in
-        Table VI, with its rounding, less what OMGS-SGD saves by selecting.
+        The least and the most seconds that the rounding of Table VI allows.
 
     Notes
     -----
-    TopK-SGD selects from all d elements in gamma d log2 d. In n equally large messages
-    OMGS-SGD selects in gamma d log2 (d / n), which saves the most: gamma d log2 n. It
-    saves nothing if one message has all elements.
+    An iteration consists of the forward pass, the backward pass, selecting, and exposed
+    communication. Both algorithms have the same forward and backward pass, which cancel in the
+    difference of their iterations in Table VI. So OMGS-SGD exposes less by this difference,
+    less the time by which it selects faster.
     """
     stated = printed().loc[network]
-    gamma_s = published_code("omgs")["gamma"]
     difference_s = stated["topk_s"] - stated["omgs_s"]
-    # Each of the two times may be off by half a unit of its last digit.
-    saved_s = difference_s + np.array([-2, 2]) * HALF_S
+    # Each of the two iterations may be off by half a unit of its last digit.
+    least_difference_s = difference_s - 2 * HALF_S
+    most_difference_s = difference_s + 2 * HALF_S
+    # OMGS-SGD selects no faster than TopK-SGD if one of its messages has all elements.
+    most_faster_s = _most_faster_selecting_s(network, elements)
+    return np.array([least_difference_s - most_faster_s, most_difference_s])
+
+
+def _most_faster_selecting_s(network: str, elements: float = 0) -> float:
+    """Return the most seconds by which OMGS-SGD can select faster than TopK-SGD.
+
+    TopK-SGD selects from all d elements in gamma d log2 d. If the n messages of OMGS-SGD are
+    equally large, it selects in gamma d log2 (d / n), which is the least. The difference is
+    gamma d log2 n. The arguments are those of `less_exposed_s`.
+    """
+    gamma_s = published_code("omgs")["gamma"]
     all_elements = elements or sum(tensors(network))
-    most_by_selecting_s = gamma_s * all_elements * math.log2(stated["messages"])
-    # The least has the shortest difference, and the most saved by selecting.
-    return saved_s - [most_by_selecting_s, 0]
+    messages = printed().loc[network, "messages"]
+    return float(gamma_s * all_elements * math.log2(messages))
 
 
 def _in_words(case: OpenCase) -> str:
@@ -491,14 +503,13 @@ def _in_words(case: OpenCase) -> str:
 def _less_exposed(network: str, start: float, scale: float) -> Result:
     """Compare the exposed communication of OMGS-SGD with that of TopK-SGD.
 
-    By how many seconds OMGS-SGD exposes less is the difference of the iterations in Table VI,
-    less what selecting may save (`less_exposed_s`). It is divided by the time in which
-    TopK-SGD sends, of which nothing is hidden. The quotient is called the share. The result
-    is ``start + scale * share``, an interval for each `OpenCase`:
+    `less_exposed_s` returns by how many seconds OMGS-SGD exposes less. TopK-SGD exposes all the
+    time in which it sends. The former divided by the latter is called the share here. The
+    result is ``start + scale * share``, an interval for each `OpenCase`:
 
     - With a start of 0 and a scale of 100 it is the share in per cent.
-    - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD over
-      that of TopK-SGD.
+    - With a start of 1 and a scale of -1 it is the exposed communication of OMGS-SGD divided
+      by that of TopK-SGD.
     """
     note = (
         "what Table VI saves, less what selecting may, over TopK-SGD's sending by the "
@@ -523,12 +534,11 @@ def _less_exposed(network: str, start: float, scale: float) -> Result:
 
 @check("omgs-fig04-selection")
 def _selection_share() -> Result:
-    """Return TopK-SGD's selection over computing for the network with the largest ratio.
+    """Return TopK-SGD's selection divided by computing, for the network with the largest ratio.
 
     A network has several ratios, because each of the factors OFF on TopK-SGD's time in
     Table VI leaves another time for computing. The result has an interval for each
-    `OpenCase` of the LSTM. It has all values that the largest ratio of the four networks
-    may take.
+    `OpenCase` of the LSTM: all values that the largest ratio of the four networks may take.
     """
     # The ratios of the networks for images by network, and those of the LSTM by case.
     images = defaultdict[str, list[float]](list)
@@ -558,17 +568,18 @@ def _selection_note(
 ) -> str:
     """Return the note of `_selection_share`, the range of the ratios of each network.
 
-    The ratios are those of TopK-SGD's selection over computing: ``images`` has them by
-    network, and ``lstm`` by case.
+    The ratios are TopK-SGD's selection divided by computing. ``images`` has them by network,
+    and ``lstm`` by case.
     """
     ranges = [_range_in_words(name, ratios) for name, ratios in images.items()]
     for name, ratios in lstm.items():
-        # The ratio at Table VI's time as it is printed. It holds if an iteration consists of
-        # computing, selecting and sending, "without anything else". The longer the time is,
-        # the smaller is the ratio. So the ratio at the factor 1.05 of OFF comes first, and
-        # that at 1 second. A third one, at 0.95, is missing if no time is left to compute.
+        # The ratio at TopK-SGD's time as Table VI prints it, which is the factor 1 of OFF. A
+        # larger factor leaves more time to compute, and gives a smaller ratio. So the order of
+        # the ratios is that of the factors 1.05, 1 and 0.95. The last of them is missing if the
+        # factor 0.95 leaves no time to compute. The index is 1 with two ratios and with three.
         as_printed = sorted(ratios)[len(ratios) // 2]
         text = _range_in_words(f"{LSTM} of {name}", ratios)
+        # This ratio holds if an iteration has no parts but computing, selecting and sending.
         ranges.append(f"{text}, without anything else {as_printed:.2f}")
     # How long TopK-SGD selects does not depend on the number of all-gathers.
     resnet_selecting_s, _ = topk_parts(RESNET, gathers=1)
@@ -616,7 +627,7 @@ class _DeepTimes(NamedTuple):
     compute_s : ndarray, shape (2, 2, 2, 2)
         The computing time, in seconds.
     saved_by_selecting_s : ndarray, shape (2, 2, 2, 2)
-        The least and the most that OMGS-SGD saves by selecting, in seconds.
+        The least and the most by which OMGS-SGD selects faster than TopK-SGD, in seconds.
     selecting_s : float
         How long TopK-SGD selects by the code, in seconds.
     """
@@ -633,19 +644,14 @@ class _DeepTimes(NamedTuple):
         stated = printed().loc[RESNET]
         # How long TopK-SGD selects does not depend on the number of all-gathers.
         selecting_s, _ = topk_parts(RESNET, gathers=2)
-        # `less_exposed_s` returns two ends: a difference of printed times, less 2 HALF_S and
-        # the most that selecting saves, and the same difference, plus 2 HALF_S. So they are
-        # 4 HALF_S and this most apart.
-        range_by_rounding_s = 4 * HALF_S
-        most_by_selecting_s = np.ptp(less_exposed_s(RESNET)) - range_by_rounding_s
         ends = np.array([-1, 1])
         topk_s, omgs_s, compute_s, saved_by_selecting_s = np.meshgrid(
             stated["topk_s"] + HALF_S * ends,
             stated["omgs_s"] + HALF_S * ends,
             # The computing time is printed to hundredths of a second.
             claims.claimed("omgs-computing") + 0.005 * ends,
-            # Nothing is saved by selecting if one message has all elements.
-            [0, most_by_selecting_s],
+            # OMGS-SGD selects no faster if one of its messages has all elements.
+            [0, _most_faster_selecting_s(RESNET)],
         )
         return cls(topk_s, omgs_s, compute_s, saved_by_selecting_s, selecting_s)
 
@@ -664,7 +670,7 @@ class _DeepTimes(NamedTuple):
         return self.topk_s - self.omgs_s - factor * self.saved_by_selecting_s
 
     def exposed_ratio(self, factor: float = 1) -> Floats:
-        """Return the exposed communication of TopK-SGD over that of OMGS-SGD.
+        """Return the exposed communication of TopK-SGD divided by that of OMGS-SGD.
 
         A selection takes ``factor`` times as long as by the code.
         """
@@ -700,7 +706,7 @@ class _DeepTimes(NamedTuple):
 def _deep_computing() -> Result:
     """Return the computing time of ResNet-50 that follows from the ratio in Section V-E.
 
-    The ratio is the exposed communication of TopK-SGD over that of OMGS-SGD.
+    The ratio is the exposed communication of TopK-SGD divided by that of OMGS-SGD.
     """
     times = _DeepTimes.of_paper()
     # The text says "about", which is taken to mean within 20%. Shape (2, 1, 1, 1, 1), of
@@ -718,7 +724,7 @@ def _deep_computing() -> Result:
 
 @check("omgs-fig04-deep")
 def _deep_exposed() -> Result:
-    """Return the exposed communication of TopK-SGD over that of OMGS-SGD, for ResNet-50."""
+    """Return ResNet-50's exposed communication by TopK-SGD divided by that by OMGS-SGD."""
     times = _DeepTimes.of_paper()
     ratios = {
         # In the code, a selection from d elements takes gamma d log2 d.

@@ -52,16 +52,16 @@ def speedups(frame: pd.DataFrame) -> pd.DataFrame:
         A row for each network, in the order of ``frame``:
 
         s1, s2
-            The iteration of TopK-SGD, and that of MGS-SGD, over that of OMGS-SGD.
+            The iterations of TopK-SGD and of MGS-SGD, each divided by that of OMGS-SGD.
         best
-            The iteration of TopK-SGD over that of exact merging.
+            The iteration of TopK-SGD divided by that of exact merging.
         fastest
             Which of TopK-SGD, MGS-SGD and OMGS-SGD has the shortest iteration.
         messages
             How many messages OMGS-SGD sends.
         resolved
-            The largest relative difference between repeats of one of the three algorithms.
-            Smaller differences between algorithms cannot be told from noise.
+            The largest ``repeatability`` of these three algorithms. If two algorithms differ by
+            a smaller share of their iteration, this cannot be told from noise.
     """
     # A column for each pair of a quantity and an algorithm. The networks are sorted.
     wide = frame.pivot(index="network", columns="algorithm")
@@ -93,6 +93,7 @@ def _messages(network: str, threshold: int = 0) -> int:
 
     At a threshold of 0, each tensor is a message.
     """
+    # The tensors are in forward order, and become ready in the reverse order.
     return len(merge_up_to(tensors(network)[::-1], threshold))
 
 
@@ -113,9 +114,10 @@ def table5() -> pd.DataFrame:
         table,
         # TopK-SGD sends all gradients in one message.
         topk=[1] * len(names),
-        # LAGS-SGD sends each tensor as a message. One of MGS-SGD has at least THRESHOLD
-        # elements.
+        # LAGS-SGD sends each tensor as a message.
         lags=[_messages(name) for name in names],
+        # MGS-SGD collects tensors until they have THRESHOLD elements or more. Only its last
+        # message may have fewer.
         mgs=[_messages(name, THRESHOLD) for name in names],
     )
 
@@ -162,9 +164,10 @@ def _listed(cases: pd.DataFrame) -> str:
 def _messages_of_omgs(network: str) -> Result:
     """Return how many messages OMGS-SGD sends in each case of what the paper leaves open.
 
-    The computing time is what TopK-SGD's time in Table VI leaves after selecting and sending
-    (the note says it in the words of LEFT). By case, the backward pass is one of three shares
-    of it, and a message takes one all-gather, or both of those in the code.
+    Cases differ in which share of the computing time is the backward pass, and in whether a
+    message takes one all-gather, or both of those in the code. The computing time is what
+    TopK-SGD's time in Table VI leaves after selecting and sending. LEFT has the words for it in
+    the note.
     """
     cases = message_counts(network)
     # The layer times of a network were recorded on these devices.
@@ -269,9 +272,9 @@ def savings() -> pd.DataFrame:
 def _speedup(network: str, slower: str) -> Result:
     """Return the speedup of OMGS-SGD over another algorithm by the printed times.
 
-    The result has all ratios that the rounding of the two times allows. It is compared with
-    the printed speedup as one that was rounded and as one whose last digits were cut off.
-    ``slower`` is the column of Table VI with the times of the other algorithm.
+    The result has all ratios that the rounding of the two times allows. It is judged by two
+    readings of the printed speedup: it was rounded, or its last digits were cut off. ``slower``
+    is the column of Table VI with the times of the other algorithm.
     """
     row = printed().loc[network]
     slow_s = float(row[slower])
@@ -325,11 +328,11 @@ def _extreme_speedup(
 def _largest_gain(networks: Iterable[str], slower: str) -> Result:
     """Return the largest speedup over several networks as a gain in per cent.
 
-    It is compared with the printed gain as one that was rounded and as one whose last digits
+    The result is judged by two readings of the printed gain: it was rounded, or its last digits
     were cut off.
     """
-    # ``spans`` has an interval: the speedups that two times of Table VI allow, each of which was
-    # rounded. The note says so, whereas the two readings concern the printed gain.
+    # ``spans`` has an interval: all speedups that the rounding of two times of Table VI allows.
+    # The words "as rounded" in the note are about these times, not about the printed gain.
     largest = _extreme_speedup(networks, slower, max)
     percent = own(100 * (largest.spans - 1), f"{largest.note}, as rounded")
     return claims.rounded_or_cut_off(percent)
@@ -339,12 +342,11 @@ def _largest_gain(networks: Iterable[str], slower: str) -> Result:
 def _best_of_all() -> Result:
     """Compare OMGS-SGD with the faster of TopK-SGD and MGS-SGD, replayed and trained.
 
-    A ratio is the iteration of the faster of both over that of OMGS-SGD, so that OMGS-SGD
-    is ahead if it is above 1.
+    A ratio is the iteration of the faster of these two divided by that of OMGS-SGD. If it is
+    above 1, OMGS-SGD is ahead.
     """
     ratios, is_free = _replayed_ratios()
-    # In the other comparisons, the processor may have set the pace of a replay, and not the
-    # link.
+    # The comparisons without a replay in which the processor may have set the pace.
     free = ratios[is_free]
     trained = _trained_ratios()
     # Each network was trained by two and by four ranks, whose ratios are in this order.
@@ -358,8 +360,7 @@ def _best_of_all() -> Result:
         f"processor limits have {free.min():.4g} to {free.max():.4g}; {trained.size} "
         f"trainings by 2 and by 4 ranks on two cores, medians of steps: {by_network}"
     )
-    # The note above holds for both readings, so that neither has one of its own. By the wider
-    # reading, replays and real training both count.
+    # The note above holds for both readings, so that neither has a note of its own.
     readings = {
         "the cases of Table VI, replayed": measured(ratios, note="", grade="replayed"),
         "any training": measured(
@@ -370,7 +371,7 @@ def _best_of_all() -> Result:
 
 
 def _faster_over_omgs(iteration_s: pd.DataFrame) -> pd.Series:
-    """Return the iteration of the faster other algorithm over that of OMGS-SGD.
+    """Return the iteration of the faster other algorithm divided by that of OMGS-SGD.
 
     ``iteration_s`` has a column for the plan of each of the three algorithms.
     """
@@ -396,30 +397,30 @@ def _leads_in_words(ratios: pd.Series) -> str:
 
 
 def _replayed_ratios() -> tuple[pd.Series, pd.Series]:
-    """Return the iteration of the faster other algorithm over that of OMGS-SGD in replays.
+    """Return the iteration of the faster other algorithm divided by that of OMGS-SGD in replays.
 
     Returns
     -------
     ratios : Series
-        By link and network. It lacks the cases in which OMGS-SGD has the plan of another
-        algorithm, which was played once for both.
+        By link and network. If OMGS-SGD has the same plan as another algorithm, the plan was
+        played once for both, and there is no ratio.
     is_free : Series of bool
-        Whether in none of the three replays the processor, instead of the link, may have
-        set the pace, by the index of ``ratios``.
+        With the index of ``ratios``, whether the link set the pace of all three replays. It is
+        False if the processor may have set the pace of any.
     """
     # A campaign is opened with the other recordings of its machine, which `alone` leaves out.
     cases = accuracy.joined(source.open_campaign(name=source.OMGS).alone)
     three = cases[cases["plan"].isin(_plans_of_three())]
     # A row for each link and network, and a column for each pair of a quantity and a plan.
     wide = three.pivot(index=["link", "network"], columns="plan")
-    # A plan that was not played under this name has NaN.
+    # If the plan of OMGS-SGD was played under another name, the ratio is NaN.
     ratios = _faster_over_omgs(wide["measured_iteration_s"]).dropna()
     is_free = wide["processor_limited"].eq(False).all(axis=1)
     return ratios, is_free[ratios.index]
 
 
 def _trained_ratios() -> pd.Series:
-    """Return the step of the faster other algorithm over that of OMGS-SGD in training.
+    """Return the step of the faster other algorithm divided by that of OMGS-SGD in training.
 
     The ratios are those of the median steps, by network and ranks.
     """
