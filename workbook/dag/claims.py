@@ -19,8 +19,9 @@ from workbook.dag import training
 def _hiding_pays() -> Result:
     """Compare iterations that send messages after and during the backward pass.
 
-    Each ratio is the iteration of a case of real training that sends after the backward
-    pass, over the iteration of the case that sends during it and is equal in all else.
+    The cases of real training form pairs, which differ only in when they send. A ratio is the
+    iteration of the case that sends after the backward pass, divided by that of the case that
+    sends during it.
     """
     # One rank alone sends nothing.
     runs = training.measured_cases(training.parts()).query("ranks > 1")

@@ -175,7 +175,7 @@ class Setting:
             The number of GPUs.
         """
         quantile = (n - 3 / 8) / (n + 1 / 4)
-        # `varies` is the standard deviation over the mean.
+        # `varies` is the standard deviation divided by the mean.
         slowest_over_mean = 1.0 + self.varies * NormalDist().inv_cdf(quantile)
         # The time of AlexNet on a K80 is a field of the setting.
         if network == "AlexNet":
@@ -309,10 +309,10 @@ class Setting:
             image_bytes = JPEG_BYTES
         # ``rate`` is that of all machines together, in bytes per second.
         if cluster == "K80":
-            # One machine alone reads at the stated rate, or at its share of
-            # `nfs_bytes_per_s`, the rate of all machines, if that is higher. Of the scanned
-            # rates, only that of files in memory is so high. Together the machines read as many
-            # times as fast as one, but at most at `nfs_bytes_per_s`.
+            # Several machines together read as many times as fast as one alone, but at most at
+            # `nfs_bytes_per_s`, the rate of all machines. One alone reads at the stated rate, or
+            # at its share of the rate of all if this share is higher. Of the scanned rates, only
+            # that of files in memory is so high.
             stated_rate = CLUSTERS["K80"].storage_bytes_per_s
             rate_alone = np.maximum(stated_rate, self.nfs_bytes_per_s / MACHINES)
             rate = np.minimum(self.nfs_bytes_per_s, gpus.machines * rate_alone)

@@ -60,8 +60,9 @@ def numbers(schedule: Schedule) -> pd.DataFrame:
 def as_networkx(graph: TaskGraph) -> Any:
     """Return a task graph as a networkx.DiGraph.
 
-    The nodes are the numbers of the tasks. The weight of an edge is the duration of its
-    first task in seconds. The second task starts at least as much later than the first.
+    The nodes are the numbers of the tasks. An edge leads from a task to one that must wait for
+    its end. The weight of the edge is the duration of the former task in seconds, which is the
+    least time between the starts of both.
     """
     import networkx as nx
 

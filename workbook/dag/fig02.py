@@ -45,7 +45,7 @@ def numbers() -> pd.DataFrame:
     is_k80_machine = (frame["cluster"] == "K80") & (frame["gpus"] == PER_MACHINE)
     is_stated = is_k80_machine & ~limited_by_decoding
     claim = "dag-fig02-efficiency"
-    # The claim is in %, and `unit` is 0.01.
+    # The claim is in %, so that `unit` returns 0.01.
     best_efficiency = unit(claim) * claimed(claim)
     printed_speedup = PER_MACHINE * best_efficiency
     return frame.assign(paper=np.where(is_stated, printed_speedup, np.nan))
@@ -93,7 +93,8 @@ def _peak(gpu: str, boost_hz: float) -> Result:
 
 
 def _k80_over_v100(of: Setting) -> pd.DataFrame:
-    """Return the least efficiency on K80 over that on V100 GPUs, by network."""
+    """Return the least efficiency on K80 divided by that on V100 GPUs, by network."""
+    # The first level of the columns is the figure.
     efficiency = pd.DataFrame(efficiencies(of))[2]
     return settings.of_each(efficiency["K80"] / efficiency["V100"], "min")
 

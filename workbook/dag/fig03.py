@@ -111,9 +111,8 @@ def _least_backward(gpu: str) -> Result:
     forward_gflop = sum(forward_flops) / 1e9
     # The peak of a V100 is that of its Tensor Cores.
     of_units = " of Tensor Cores" if gpu == "V100" else ""
-    # Backward takes the FLOP of forward twice, for the gradients of weights and of inputs, but
-    # computes no gradient of the images (`_backward_flops`). An algorithm for convolutions that
-    # needs fewer FLOP than these could take less than the least time.
+    # The note says how `_backward_flops` counts. The least time holds for convolutions by their
+    # definition. There are algorithms that need fewer FLOP, and could take less time.
     note = (
         f"forward's {forward_gflop:.2f} GFLOP (stride in the 1x1) twice, none for images"
         f"; algorithms of fewer could beat it"
@@ -165,9 +164,9 @@ def _efficiency() -> Result:
     Printed are 24 million parameters and 0.0797 s. The paper states neither the precision
     of a number nor which bytes count, so that there are three readings.
     """
-    # The 24 million are rounded from 23.5 to 24.5. `_link_use_percent` divides by the
-    # printed 0.0797 s, and the factor replaces this time by an end of its rounding. The
-    # least efficiency has the longest time.
+    # Numbers from 23.5 to 24.5 million round to 24 million, and times from 0.07965 s to 0.07975 s
+    # to 0.0797 s. The least efficiency has the longest time. `_link_use_percent` divides by the
+    # printed time, so that its result is converted to the two other times.
     low = _link_use_percent(23.5) * 0.0797 / 0.07975
     high = _link_use_percent(24.5) * 0.0797 / 0.07965
     by_parameters = _link_use_percent(parameter_millions("ResNet50"))
@@ -195,10 +194,10 @@ def _v100_communication() -> Result:
     Printed are 24 million parameters and 9.6%, which are taken within their rounding. The
     claim is the printed time.
     """
-    # `_link_use_percent` is the efficiency if the communication takes `V100.sent_s`. Efficiency
-    # times seconds is the same for every time, so that a division by another efficiency gives
-    # its seconds. Of what rounds to the printed numbers, the fewest parameters (23.5 million)
-    # and the largest efficiency (9.65%) give the shortest time.
+    # `_link_use_percent` is the efficiency if the communication takes `V100.sent_s`. The product of
+    # efficiency and time depends on the parameters alone. So this product divided by the printed
+    # efficiency is the time. Of all numbers that round to the printed ones, the fewest parameters
+    # (23.5 million) and the largest efficiency (9.65%) give the shortest time.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))
@@ -214,7 +213,8 @@ def _sent_over_backward(ratio: float, note: str) -> Result:
 
 
 def _k80_over_v100(of: Setting) -> pd.DataFrame:
-    """Return the least efficiency on K80 over that on V100 GPUs, by network."""
+    """Return the least efficiency on K80 divided by that on V100 GPUs, by network."""
+    # The first level of the columns is the figure.
     efficiency = pd.DataFrame(efficiencies(of))[3]
     return settings.of_each(efficiency["K80"] / efficiency["V100"], "min")
 

@@ -75,18 +75,19 @@ def modelled() -> pd.DataFrame:
         if gpus.n > 1:
             exposed_share = exposed_s / sent_s
         one_gpu = Gpus()
+        # The most central speedup, the least and the largest, as the columns MODEL have them.
+        by_model = speedups.speedup(case, gpus, reference=one_gpu)
         rows.append(
-            (
-                cluster,
-                network,
-                gpus.n,
-                _speedup_by_eq6(setting, cluster, network, gpus),
-                *speedups.speedup(case, gpus, reference=one_gpu),
-                exposed_share,
-            )
+            {
+                "cluster": cluster,
+                "network": network,
+                "gpus": gpus.n,
+                "eq6": _speedup_by_eq6(setting, cluster, network, gpus),
+                **dict(zip(MODEL, by_model, strict=True)),
+                "exposed_share": exposed_share,
+            }
         )
-    columns = ["cluster", "network", "gpus", "eq6", *MODEL, "exposed_share"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows)
 
 
 def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) -> float:
@@ -98,8 +99,8 @@ def _speedup_by_eq6(setting: Setting, cluster: str, network: str, gpus: Gpus) ->
     one_gpu = Gpus()
     one_read_s = setting.reads_s(*case, one_gpu)
     _, exposed_s = setting.sent_and_exposed_s(*case, gpus)
-    # The forward pass takes half as long as the backward pass. In Eq 6 both take as long
-    # on many GPUs as on one.
+    # The forward pass takes half as long as the backward pass. By Eq 6 neither takes longer on
+    # many GPUs than on one.
     alone_s = 1.5 * setting.backward_s(cluster, network)
     return dag.speedup(
         # The readers read one after the other from one disk.
@@ -169,7 +170,7 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
             The start-up of a message, and the part of it that the link's delay takes, both
             in seconds.
         sent
-            The time of rank 0's messages over their predicted time, the median.
+            The median over rank 0's messages of their time divided by the predicted time.
     """
     cost = lab.calibration.of_case(case).cost
     per_node = ranks_per_node(case.link)
@@ -178,8 +179,8 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
     model = _predicted_speedup(lab.workload(case), cost, gpus)
 
     runs = lab.runs[lab.runs["case"] == case.key]
-    # One worker sends nothing, so that its iteration would take ``compute_s``. In
-    # ``iteration_s`` all workers together do the work of as many such iterations.
+    # An iteration of one worker alone would take ``compute_s``, because it sends nothing. In
+    # ``iteration_s``, N workers together do the work of N such iterations.
     speedup = case.workers * runs["compute_s"] / runs["iteration_s"]
 
     # In each step of the ring a rank asks for data before it gets them, which takes a round
@@ -212,17 +213,17 @@ def _lab_row(lab: Lab, case: Case) -> dict[str, object]:
 
 def _predicted_speedup(workload: Workload, cost: MessageCost, gpus: Gpus) -> float:
     """Return the speedup over one GPU in a replay, by the paper's task graph."""
-    # A replay reads nothing, and sends messages during the backward pass as Caffe-MPI does,
-    # whose speedups the paper predicts.
+    # A replay sends messages during the backward pass as Caffe-MPI does, whose speedups the paper
+    # predicts. It reads nothing.
     times = IterationTimes.of_workload(workload, cost)
     iteration_s = dag.period_s(times, STRATEGIES["Caffe-MPI"], gpus)
-    # One worker alone only computes. With weak scaling, N workers are N times the compute
-    # time over the iteration as fast.
+    # An iteration of one GPU alone is all computing. With weak scaling, N GPUs do the work of N
+    # such iterations in one of theirs.
     return gpus.n * workload.compute_s / iteration_s
 
 
 def _sent_over_predicted(spans: pd.DataFrame, cost: MessageCost) -> float:
-    """Return the time of rank 0's messages over their time by ``cost``, the median.
+    """Return the median over rank 0's messages of their time divided by that by ``cost``.
 
     ``spans`` are those of the replays of one case.
     """
@@ -245,19 +246,21 @@ def on_other_links() -> pd.DataFrame:
     tables = []
     for campaign in (source.CAMPAIGN, source.REPEATS, source.REGIMES):
         lab = measured(campaign)
-        # The efficiency is the speedup over the number of workers.
+        # Messages are exposed if the efficiency, which is the speedup divided by the number of
+        # workers, is below EXPOSED.
         tables.append(lab[lab["measured"] < EXPOSED * lab["workers"]])
     # The campaign LINKS kept no timelines, which `measured` needs, but its predictions
     # were recorded.
     links = accuracy.joined(source.open_campaign(name=source.LINKS).alone)
     links = links[(links["plan"] == "none") & links["network"].isin(LAB_NETWORKS)]
-    # The speedup is the number of workers times this efficiency.
+    # The speedup of N workers is N times the compute time divided by the iteration, so that the
+    # efficiency has no N.
     efficiency = links["measured_compute_s"] / links["measured_iteration_s"]
     tables.append(
         links[efficiency < EXPOSED].assign(
             network=links["network"].map(LAB_NETWORKS),
-            # Both speedups have the same compute time, so that the predicted speedup over
-            # the measured one is the measured iteration over the predicted one.
+            # The predicted speedup divided by the measured one, less 1. Both have the same
+            # compute time, which cancels, so that only the iterations are left.
             error=links["measured_iteration_s"] / links["model_iteration_s"] - 1,
             limited=links["processor_limited"],
         )
@@ -457,7 +460,8 @@ def _lab_error(
     """
     # The cases of the later recording.
     lab = measured().query("network == @network")
-    # Messages are exposed if the efficiency, the speedup over the workers, is below EXPOSED.
+    # Messages are exposed if the efficiency, which is the speedup divided by the number of
+    # workers, is below EXPOSED.
     has_exposed = lab["measured"] < EXPOSED * lab["workers"]
     # Cases that the processor may have slowed do not count.
     exposed = lab[~lab["limited"] & has_exposed]
@@ -488,7 +492,8 @@ def _later_in_words(exposed: pd.DataFrame, n_cases: int) -> str:
     cases of the network.
     """
     errors_percent = 100 * exposed["error"].abs().to_numpy()
-    # Of a case's runs, the largest less the least speedup over the mean speedup.
+    # The repeatability is the largest less the least speedup of a case's runs. It is divided by
+    # their mean speedup.
     repeats_apart = 100 * (exposed["repeatability"] / exposed["measured"]).max()
     # The 95% bootstrap interval of the mean over the cases.
     interval = claims.confident(errors_percent, np.mean, note="", grade="replayed")

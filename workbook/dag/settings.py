@@ -124,10 +124,11 @@ def setting_search() -> SettingSearch:
     """
     accepted = {claim.id: claim.accepted for claim in load_claims()}
     stated = []
-    for name, claim in STATEMENTS.items():
-        # The interval has the unit of the claim, which may be %. A quantity has none.
-        low, high = (unit(claim) * end for end in accepted[claim])
-        stated.append(Stated(name, low, high))
+    for statement, claim_id in STATEMENTS.items():
+        low, high = accepted[claim_id]
+        # The interval may be in %, but a quantity is a plain number. The factor is then 0.01.
+        factor = unit(claim_id)
+        stated.append(Stated(statement, factor * low, factor * high))
     grid = Grid()
     return settle(stated, grid, quantities(grid.settings()))
 
@@ -147,7 +148,7 @@ def compatible() -> Setting:
     # An efficiency that does not depend on all fields may be a number. The zeros give
     # each of them the shape (s,).
     zeros = 0 * settings.varies
-    # A row for each bar of Figs 2 and 3, and a column for each setting.
+    # Axes are the bars of Figs 2 and 3, and the settings.
     by_bar = np.array([zeros + value for value in efficiencies(settings).values()])
     medians = np.median(by_bar, axis=1, keepdims=True)
     # The distance of a setting is the sum over the bars of |log(efficiency / median)|.
@@ -191,7 +192,7 @@ def by_model(
     *,
     cases_decide: bool = True,
 ) -> Result:
-    """Return a result that is judged by the settings which meet the other statements.
+    """Return a result that is judged by the settings which meet most other statements.
 
     Parameters
     ----------
@@ -200,10 +201,10 @@ def by_model(
     claim : str
         The id of the claim, whose unit the result has.
     cases : callable, optional
-        Called with settings, it returns the quantity of each case, such as a network: a row
-        for each setting, and a column for each case. The statement's own quantity is of
-        means over the cases. The paper's sentence may be read as one on the mean, or as one
-        on each case. By default there is only the reading on the statement's quantity.
+        A function that takes settings and returns the quantity of each case, such as a
+        network: a row for each setting, and a column for each case. It is given if the
+        statement's own quantity is a mean over cases, and the paper's sentence may be read as
+        one on this mean or as one on each case. By default there is only one reading.
     cases_decide : bool, optional
         Whether the reading on each case is fair, so that it counts. Otherwise the ranges
         of the cases are only in the note.
@@ -214,7 +215,7 @@ def by_model(
         The values of the quantity, in the unit of the claim.
     """
     search = setting_search()
-    # A quantity is a plain number, and the unit of a claim may be %.
+    # A quantity is a plain number. If the claim is in %, the scale is 100, otherwise 1.
     scale = 1 / unit(claim)
     if cases is None:
         return claims.by_model(search, statement, scale)
@@ -229,7 +230,7 @@ def by_model(
         return claims.by_model(search, statement, scale, note=note)
 
     mean = claims.by_model(search, statement, scale)
-    # Both readings have the values of the mean. They differ in what judges them.
+    # Both readings show the values of the mean, but "each" is judged by the cases.
     each = replace(mean, judge=partial(_judge_each, of_settings))
     return claims.by_readings({"the mean": mean, "each": each}, note)
 

@@ -123,8 +123,8 @@ def _draw_panel(ax: Axes, panel: pd.DataFrame, label: str) -> None:
     frameworks = list(panel["framework"].unique())
     ranges = {}
     # The name of a series is that of a style, "model", and after the colon what is added to
-    # its label. Series that share a style get darker: the first, of the most GPUs, has the
-    # style as it is.
+    # its label. The first of several series has the style as it is, which should be that of the
+    # most GPUs. The others are drawn darker.
     for gpus in sorted(panel["gpus"].unique(), reverse=True):
         of_gpus = panel[panel["gpus"] == gpus]
         # The ends of the lines, and where their markers are.

@@ -178,8 +178,8 @@ def quantities(setting: Setting) -> dict[str, Any]:
     arrays.
     """
     efficiency = efficiencies(setting)
-    # By which factor reading makes an iteration longer, by network and framework. 1 is no
-    # extra time. The statement must hold for the largest factor, and so for all of them.
+    # By which factor reading makes an iteration longer, by network and framework. The statement
+    # is that no factor is much above 1. It holds for all if it holds for the largest.
     slower_by_reading = slower(setting, "reading")
     return {
         **_one_machine(efficiency),
@@ -222,13 +222,13 @@ def _slower_by_messages(setting: Setting) -> Any:
 
 
 def _layer_wise_over_one(setting: Setting) -> Any:
-    """Return the time of ResNet-50's messages, one a layer, over that of a single message.
+    """Return the time of ResNet-50's messages, one a layer, divided by that of a single message.
 
     The single message has as many bytes as the others together.
     """
     gpus = Gpus(MACHINES, PER_MACHINE)
-    # The paper blames messages by layer for the low use of InfiniBand, which it states for
-    # NCCL (9.6%). So a message costs what it does for Caffe-MPI, which sends by NCCL.
+    # The cost is that of Caffe-MPI, which sends by NCCL. The paper blames messages by layer for
+    # the low use of InfiniBand (9.6%), which it states for NCCL.
     start_s, s_per_byte = setting.message("V100", "Caffe-MPI", gpus)
     n_bytes = layer_bytes("ResNet-50")
     wire_s = n_bytes.sum() * s_per_byte
@@ -379,6 +379,10 @@ def rank(efficiency: Mapping[str, Any] | pd.DataFrame, name: str) -> Any:
 
 
 def unit(claim: str) -> float:
-    """Return the unit of a claim in that of its quantity: 0.01 for per cent, else 1."""
+    """Return the factor that turns a claim's numbers into those of its quantity.
+
+    It is 0.01 if the claim is in per cent, because quantities are plain numbers, and else 1.
+    ``claim`` is the id of the claim.
+    """
     units = {listed.id: listed.unit for listed in load_claims()}
     return 0.01 if units[claim] == "%" else 1.0

@@ -257,7 +257,7 @@ def predictions(measured: Mapping[str, Parts]) -> pd.DataFrame:
     DataFrame
         A row for each case, with the columns of CASE. ``measured_s`` is the median of
         its iterations and ``predicted_s`` the prediction, both in seconds. ``error`` is
-        ``predicted_s`` over ``measured_s``, less 1.
+        ``predicted_s`` divided by ``measured_s``, less 1.
     """
     tables = []
     for part in measured.values():
@@ -306,9 +306,9 @@ def by_framework(table: pd.DataFrame) -> pd.Series:
     Returns
     -------
     Series
-        The mean by the name of the framework. It is over cases of several ranks whose
-        loader prepares the most batches ahead of time. It is NaN if no case decodes and
-        sends as the framework does.
+        The mean by the name of the framework, NaN if no case decodes and sends as the
+        framework does. Only cases of several ranks count whose loader prepares the most
+        batches ahead of time.
     """
     # One rank has no messages.
     several_ranks = table["ranks"] > 1
