@@ -92,11 +92,11 @@ def draw(
 
 
 def _nodes_in(code: pd.Series, ranks: int | None) -> int:
-    """Return for how many nodes an all-gather of the authors' code is drawn next to the measured one.
+    """Return the number of nodes at which the code's all-gather is drawn next to the measured one.
 
     Each measured rank counts as a node. The result is ``ranks``, the number of measured ranks,
-    if ``code`` has an alpha for this number of nodes, as in "alpha-16". Otherwise, or if
-    ``ranks`` is None because the measurement does not say it, the result is NODES.
+    if ``code`` has an alpha for as many nodes, as in "alpha-16". Otherwise it is NODES. It is
+    NODES, too, if ``ranks`` is None because the measurement does not say it.
     """
     if ranks is None or f"alpha-{ranks}" not in code:
         return NODES

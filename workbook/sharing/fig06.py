@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ddlkit.core.workload import Floats
 from workbook import plots
 from workbook.common.claims import Result, by_readings, check, own, prose
 from workbook.sharing import implied, model
