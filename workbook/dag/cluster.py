@@ -127,12 +127,12 @@ class Setting:
     alexnet_speedup
         How many times as fast as a K80 a V100 computes AlexNet.
     googlenet_rate
-        The FLOP/s of GoogleNet over those of ResNet-50.
+        The FLOP/s of GoogleNet divided by those of ResNet-50.
     ethernet_start, infiniband_start
         ResNet-50's messages take longer than the wire needs. This is the share of the
         excess that is paid per message. The rest is paid per byte.
     inside_share
-        The rate between the GPUs of a machine over that of their connection.
+        The rate between the GPUs of a machine divided by that of their connection.
     inside_start_s
         The start-up of a message between the four GPUs of a machine, in seconds.
     mxnet_slower

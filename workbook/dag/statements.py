@@ -35,7 +35,7 @@ OTHERS = [name for name in STRATEGIES if name not in DECODERS]
 SMALL_BATCHES = ("GoogleNet", "ResNet-50")
 """The networks with small batches, all but AlexNet."""
 LAYER_WISE = "V100 cluster: messages by layer over one"
-"""The time of all messages of ResNet-50 over that of one message with as many bytes."""
+"""The time of all messages of ResNet-50 divided by that of one message with as many bytes."""
 Efficiencies = dict[tuple[int, str, str, str], Any]
 """Efficiencies by bar: the number of the figure, cluster, network and framework.
 

@@ -92,7 +92,7 @@ def table6() -> pd.DataFrame:
         [2.0 * BATCH["AlexNet"] * layer.multiply_adds for layer in layers]
     )
     has_parameters = batch_flops > 0
-    # Other rows become NaN.
+    # Rows without parameters become NaN.
     counted_flops = batch_flops.where(has_parameters)
     printed_bytes = printed["size_bytes"].where(has_parameters)
     # Times are printed in microseconds.

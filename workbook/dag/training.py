@@ -6,7 +6,7 @@ recorded:
 
 - each part is a median,
 - the prediction is the mean time between updates in the middle of a schedule,
-- the error of a case is the prediction over the median measured iteration, less 1,
+- the error of a case is the prediction divided by the median measured iteration, less 1,
 - the mean absolute error, as in Section V-D, should not exceed the largest mean that
   the paper prints, MOST.
 """

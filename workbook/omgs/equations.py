@@ -679,8 +679,8 @@ class Candidates:
         tau_c^(l) + alpha - u^(l) - t_s(d^(l) + d^(l-1))
         """
         instance = self.instance
-        # By how much less time one selection from both layers takes than two selections,
-        # which is negative by Eq 20.
+        # By how much one selection from both layers is shorter than two selections. It is longer
+        # by Eq 20, so that this is negative.
         selecting_less_s = self.own_s + self.before_s - self.together_s
         if literal:
             # All three selections include the factor gamma rho. As printed, only the first

@@ -60,8 +60,8 @@ def measured(trained: pd.DataFrame | None = None) -> pd.DataFrame:
             in which they become ready, each message ends, as in "3;8". It is empty for dense
             training.
         sends
-            How often a parameter's gradient has been sent so far, the mean over the parameters.
-            It is NaN with a schedule of densities.
+            How often a parameter's gradient has been sent so far, as a mean over all parameters.
+            It is NaN if the density changes by a schedule.
 
     Raises
     ------
@@ -197,7 +197,7 @@ def _last(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def ratios(frame: pd.DataFrame) -> pd.Series:
-    """Return the score of OMGS-SGD over the score of dense training.
+    """Return the score of OMGS-SGD divided by the score of dense training.
 
     The ratios are those after the last epoch, by network, machine and seed.
 

@@ -78,7 +78,7 @@ def compatible(network: str) -> pd.DataFrame:
         agree
             With how many of TIMES, within TOLERANCE, the setting agrees.
         far
-            The sum over TIMES of the absolute log of the time over the printed one.
+            The sum over TIMES of |log(time / printed time)|.
     """
     frame = scanned(network)
     stated = printed().loc[network]

@@ -309,8 +309,8 @@ def _extreme_speedup(
     Returns
     -------
     Result
-        The interval of the speedups that the rounding of the times allows. Networks are
-        compared by the lower end of theirs.
+        The interval of the speedups that the rounding of the times allows. The largest or the
+        least speedup is that with the largest or the least lower end of its interval.
     """
     by_network = {network: _speedup(network, slower) for network in networks}
     # The note has the middle of each interval.

@@ -26,7 +26,7 @@ def panels(tables: Tables) -> pd.DataFrame:
 
 
 def _with_ratio(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of kernels with ``ratio``, their time during messages over that alone."""
+    """Return rows of kernels with ``ratio``, their time during messages divided by that alone."""
     ratio = kernels["kernel_beside_s"] / kernels["kernel_alone_s"]
     return kernels.assign(ratio=ratio)
 
@@ -105,7 +105,8 @@ def slowdowns(blocks: int, threads: int) -> pd.Series:
     Returns
     -------
     Series
-        By kernel, its time during the all-reduce over its time alone: 1.1 is a tenth longer.
+        By kernel, its time during the all-reduce divided by its time alone: 1.1 is a tenth
+        longer.
     """
     rows = paper_table("sharing", "fig03").set_index("kernel")
     return rows.query("blocks == @blocks and threads == @threads")["slowdown"]

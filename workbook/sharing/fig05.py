@@ -185,8 +185,8 @@ def draw(tables: Tables) -> Figure:
         What a machine measured, as `recordings.recorded` returns it.
     """
     simulation, *measurements = timelines(tables)
-    # There may be no measurement. Of several links, the figure shows a single one by choice. They
-    # are in the order of their names, so that "lab:4gbit" is shown rather than "lab:1gbit".
+    # If there are several links, the figure shows a single one by choice, the last. They are in the
+    # order of their names, so that "lab:4gbit" is shown rather than "lab:1gbit".
     groups = [simulation, *measurements[-1:]]
     n_roles = len(ROLES)
     figure, axes = plots.canvas(rows=n_roles * len(groups), height=3.2 * len(groups))

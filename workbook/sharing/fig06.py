@@ -170,7 +170,7 @@ def draw(tables: Tables) -> Figure:
 
 @check("sharing-fig06-gain-falls")
 def _gain_falls() -> Result:
-    """Return the gain of the best configuration at batch 128 over that at batch 16.
+    """Return the gain of the best configuration at batch 128 divided by that at batch 16.
 
     Each gain is a range, within the rounding of figure 8, and so is the ratio.
     """
@@ -258,7 +258,7 @@ def _factors_of_alexnet(configuration: str) -> tuple[float, float]:
 
 @check("sharing-fig06-constant")
 def _saved_is_constant() -> Result:
-    """Return the time saved at batch 256 over that at batch 16, as the text prints them."""
+    """Return the time saved at batch 256 divided by that at batch 16, as the text prints them."""
     text = prose("sharing")
     small_ms = text["fig06-saved-16"]
     large_ms = text["fig06-saved-256"]

@@ -150,10 +150,9 @@ def possible_times(
     # longest iteration of figure 8. It is exactly 0 if this constraint does not bind.
     fig8_binds = least.ineqlin.marginals[0] or most.ineqlin.marginals[0]
     if not fig8_binds:
-        # Neither end of the range depends on figure 8, which the note names so far. Both ends
-        # then follow from the constraint that "computation only" and "communication only" are
-        # not negative: the overlap is no longer than computation, and no longer than
-        # communication.
+        # The note names figure 8 so far, but neither end of the range depends on it. Both ends
+        # follow from the other constraint that "computation only" and "communication only" are
+        # not negative, so that the overlap is no longer than computation or communication.
         note += (
             "; Fig 8 does not bind, only that no more overlaps than is computed or sent"
         )

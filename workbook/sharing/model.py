@@ -118,8 +118,8 @@ def kernel_slowdowns() -> pd.Series:
     Returns
     -------
     Series
-        By configuration, such as "2x256", the geometric mean over the five kernels less 1:
-        0.1 means that kernels take a tenth longer.
+        By configuration, such as "2x256", the geometric mean of the five kernels' slowdowns,
+        less 1: 0.1 means that kernels take a tenth longer.
     """
     grid = paper_table("sharing", "fig03")
     logs = np.log(grid["slowdown"])

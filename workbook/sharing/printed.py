@@ -38,7 +38,7 @@ def figure_rows(name: str) -> pd.DataFrame:
 
 @cache
 def relative_times() -> pd.Series:
-    """Return the time of an all-reduce over the default's, by configuration (Fig 2)."""
+    """Return the time of an all-reduce divided by the default's, by configuration (Fig 2)."""
     grid = paper_table("sharing", "fig02")
     return grid["relative_time"].set_axis(configurations(grid))
 

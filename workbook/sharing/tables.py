@@ -116,7 +116,7 @@ def table2() -> pd.DataFrame:
 @check("sharing-best-gain")
 def _best_gain() -> Result:
     """Return the largest gain of any network at any batch."""
-    # The best throughput over the default's orders cases as the gain, which is 1 less, does.
+    # The gain is this ratio less 1, so that the largest ratio has the largest gain.
     ratios = throughput().max(axis=1) / throughput()[DEFAULT]
     network, batch = ratios.idxmax()
     return implied.gain(network, batch)
@@ -164,9 +164,9 @@ def _threads_fall() -> Result:
 def _intensity_order() -> Result:
     """Count the networks that reach the least threads in the order of their intensity.
 
-    The paper says that networks of larger intensity, FLOP per parameter, reach 1x64 as their
-    best configuration sooner when the batch grows. A network counts if it reaches these 64
-    threads at no larger a batch than any network of lower intensity.
+    The paper says that the larger the intensity of a network, its FLOP per parameter, the
+    smaller is the batch from which 1x64, with 64 threads, is its best configuration. A network
+    counts if no network of lower intensity reaches 64 threads at a smaller batch.
     """
     # The networks are in ascending order of intensity.
     first_batch = _first_with_64_threads()
