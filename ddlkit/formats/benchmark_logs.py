@@ -156,12 +156,12 @@ class Convention(NamedTuple):
     Attributes
     ----------
     algbw_factor : float
-        The printed algbw over the printed size per time.
+        The printed algbw, divided by (printed size / time).
     busbw_factor : float
-        The printed busbw over the printed algbw.
+        The printed busbw, divided by the printed algbw.
     bytes_factor : int
-        The size of a message over the printed size. 0 if that is the number of ranks,
-        and this number is unknown.
+        The size of a message, divided by the printed size. This is the number of ranks if the
+        printed size is that of one rank's part, and 0 if that number is unknown.
     """
 
     algbw_factor: float = 1.0
@@ -272,12 +272,12 @@ class Table:
         share a log. Each run lists its rank 0 once, so the result is how often rank 0 is
         listed.
         """
-        # Runs of several ranks each print the head of their table before the first row. So a
-        # single head is that of one run. Rank 0 may still be listed twice then, if an earlier
-        # attempt failed after it had printed its list. Runs of one rank each, as without MPI,
-        # are counted by their lists alone.
+        # If several runs of several ranks print into the table, each prints the head before the
+        # first row. A single head is therefore that of one run, even if rank 0 is listed twice,
+        # as after an attempt that failed when it had printed its list.
         if self.ranks > 1 and self.n_heads <= 1:
             return 1
+        # All other runs, such as those of one rank each without MPI, are counted by their lists.
         # Ranks are numbered across groups, so rank 0 is in one group only.
         for (rank, _group), count in self.listed_ranks.items():
             if rank == 0:
@@ -793,9 +793,9 @@ def _message_times(
         _check_values(sheet, frame)
         _refuse_out_of_bounds(table, file)
         factors = {convention.algbw_factor for convention in possible.values()}
-        # If no collective is possible, the table is refused below. A damaged row may be the
-        # cause, and its error says more. So the rows are checked even then, by the usual factor
-        # 1.0, with which algbw is size over time.
+        # If no collective is possible, the cause may be a damaged row, whose error says more
+        # than the refusal below. So the rows are checked even then, by the usual factor of 1.0,
+        # with which algbw is the size divided by the time.
         _check_rates(sheet, frame, factors or {1.0})
     # This refuses the table if no collective is possible.
     name = _decided_collective(table, file, possible, wanted_collective, ranks)
@@ -1161,11 +1161,11 @@ def _possible_by_rates(
 
     The columns are those of the operation (redop), of the root, and of the number of wrong
     values (#wrong), where nccl-tests prints N/A if it does not check the results. The rates
-    are two ratios: algbw over size per time, and busbw over algbw. ``frame`` has the rows of
-    the ``table`` as numbers. ``ranks`` is 0 if it is unknown. The number of ranks then follows
-    from the second ratio.
+    are two ratios: algbw / (size / time), and busbw / algbw. ``frame`` has the rows of the
+    ``table`` as numbers. ``ranks`` is the number of ranks. If it is 0, the number is unknown,
+    and follows from the second ratio.
 
-    The result has the way in which the table prints each of these collectives.
+    For each of these collectives, the result has the convention by which the table prints it.
     """
     rates = _measured_rates(frame)
     # All rows are of one collective. So either all or none have an operation, and the same
@@ -1226,9 +1226,9 @@ class _Rates(NamedTuple):
     Attributes
     ----------
     algbw_factor : float
-        The printed algbw over the printed size per time.
+        The printed algbw, divided by (printed size / time).
     busbw_factor : float
-        The printed busbw over the printed algbw.
+        The printed busbw, divided by the printed algbw.
     algbw_error, busbw_error : float
         How far each ratio may be off, as a share of the ratio without rounding.
     """
@@ -1253,7 +1253,7 @@ class _Rates(NamedTuple):
 
 
 def _measured_rates(frame: DataFrame) -> _Rates:
-    """Return two ratios of the rates in a table: algbw over size/time, busbw over algbw.
+    """Return two ratios of the rates in a table: algbw / (size / time), and busbw / algbw.
 
     The result also has their errors, the shares by which rounding may have changed them.
     ``frame`` has the columns size (bytes), time (seconds), algbw and busbw (GB/s).
@@ -1269,9 +1269,9 @@ def _measured_rates(frame: DataFrame) -> _Rates:
     # as algbw, so each is off by a share of 0.005 / algbw, and their ratio by the sum of both
     # shares. The term 0.001 leaves some room.
     busbw_error = 0.001 + 2 * 0.005 / mean_algbw_gb_per_s
-    # In algbw over size/time, only algbw is rounded to 0.005 GB/s, for which busbw_error is
-    # more than enough. Times of a second and more are printed to two digits, so that rounding
-    # changes them by up to 5%.
+    # In algbw / (size / time), the rounding of algbw is only a part of busbw_error, which is more
+    # than enough. The time is rounded, too: times of a second and more are printed to two digits,
+    # which changes them by up to 5%.
     algbw_error = busbw_error + 0.05
     return _Rates(algbw_factor, busbw_factor, algbw_error, busbw_error)
 
@@ -1282,24 +1282,24 @@ def _possible_by_checks(
     """Return those possible collectives whose results would be checked in these places.
 
     ``is_checked`` says for each of `PLACES` (out of place, in place) whether its results
-    were checked. Since 2022, nccl-tests does not check alltoall and sendrecv in place, and
-    checks everything else. A table in which both places are checked may be of alltoall by
-    an older version. It is taken not to be of sendrecv, which nccl-tests only has since
-    2021. If nothing was checked, or if the table has one place only, all collectives stay
-    possible.
+    were checked. It has one entry if the table has one place only.
     """
     if is_checked == [True, False]:
+        # These are the only collectives that nccl-tests does not check in place, since 2022.
         unchecked_in_place = ("alltoall", "sendrecv")
         return {name: possible[name] for name in unchecked_in_place if name in possible}
     if is_checked == [True, True]:
+        # Alltoall stays possible, because nccl-tests checked it in place until 2022. Sendrecv
+        # is excluded, because nccl-tests only has it since 2021, so that few versions checked it.
         return {name: possible[name] for name in possible if name != "sendrecv"}
+    # In other cases, as without any checks or with one place only, nothing is excluded.
     return possible
 
 
 def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
     """Return the number of ranks, at least 2, at which a collective has this bus factor.
 
-    The bus factor is the bus bandwidth over the algorithm bandwidth. With r rounds of a
+    The bus factor is the bus bandwidth divided by the algorithm bandwidth. With r rounds of a
     ring of n ranks, the factor is b = r (n - 1) / n if a message is divided into a piece
     for each rank, so that n = r / (r - b). If a message is not divided, the factor does
     not depend on n, and the result is 2.
@@ -1316,9 +1316,8 @@ def _ranks_by_bus_factor(collective: Collective, bus_factor: float) -> int:
 def _conventions(collective: Collective, ranks: int) -> list[Convention]:
     """Return the ways in which versions of nccl-tests print size, algbw and busbw.
 
-    The result has each way for this collective between this number of ranks. A
-    `Convention` has three ratios, which are 1 by default: algbw over the printed size per
-    time, busbw over algbw, and the bytes of the message over the printed size.
+    The result has each way for this collective between this number of ranks. The three ratios
+    of a `Convention` are 1 by default.
     """
     bus_factor = collective.bus_factor(ranks)
     conventions = [Convention(busbw_factor=bus_factor)]
@@ -1365,25 +1364,26 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     """Raise UserError for an algbw that contradicts size over time.
 
     ``sheet`` has the rows of the table as text, as they are printed. ``frame`` has them as
-    numbers, with times in seconds. ``factors`` are the ratios of algbw to size over time, one
-    for each way in which the table may have been printed (see `_conventions`).
+    numbers, with times in seconds. ``factors`` are the ratios algbw / (size / time), one for
+    each way in which the table may have been printed (see `_conventions`).
     """
     # All rates are in GB/s, as algbw is printed.
     algbw = frame["algbw"].to_numpy()
     rate = (frame["size"] / frame["time"] / 1e9).to_numpy()
-    # How far algbw is off in each row, by the factor that comes closest there. The list has
-    # the shape (factors, rows), and the result (rows,).
+    # How far the printed algbw is from the computed one in each row, shape (rows,). The factor
+    # that comes closest counts. It may differ from row to row.
     distance = np.min([abs(factor * rate - algbw) for factor in factors], axis=0)
     # Two roundings are allowed for, each of up to half a unit of the last digit
     # (`_half_digit`): that of algbw, in GB/s, and that of the time. If the time is off by some
-    # share of itself, size over time is off by this share, too. The factor 1.02 and the terms
-    # 0.001 and 1e-4 (GB/s) allow a little more. They are chosen, not measured.
+    # share of itself, size / time is off by this share, too.
     time_column = sheet.header.index("time")
     algbw_column = sheet.header.index("algbw")
     time_rounding_share = np.array(
         [_half_digit(row[time_column]) / float(row[time_column]) for row in sheet.rows]
     )
     algbw_rounding = np.array([_half_digit(row[algbw_column]) for row in sheet.rows])
+    # The factor 1.02 and the terms 0.001 and 1e-4 (GB/s) allow a little more. They are chosen, not
+    # measured.
     allowed = 1.02 * algbw_rounding + (time_rounding_share + 0.001) * algbw + 1e-4
     if (distance > allowed).any():
         row = int(np.argmax(distance > allowed))

@@ -151,7 +151,7 @@ def profile_of(
     # ``flops`` are those of forward for one sample. Backward has two products of matrices for
     # each one of forward, so an iteration has three times the FLOP of forward.
     batch_flops = 3 * batch * sum(flops)
-    # If the options have the time of a batch, its FLOP over this time are the rate.
+    # If the options have the time of a batch, its FLOP divided by this time are the rate.
     peak_flops_per_s, utilisation = _rate(options, file, batch_flops)
     profile = LayerProfile.from_flops(
         network,

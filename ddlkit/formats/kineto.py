@@ -173,14 +173,12 @@ class Event(NamedTuple):
         is_kernel = self.on_gpu and _NCCL_KERNEL.match(self.name)
         if not (is_kernel or self.name.startswith("gloo:")):
             return ""
-        # Some kernels of NCCL serve several collectives. Which one was sent is then in the
-        # name that the operator of the message noted in ``args``. If none is noted, the text
-        # begins with "None", which matches no collective, and the name of the span decides.
-        # If the two names are of different collectives, the one that comes first in
-        # `COLLECTIVES` counts.
-        both_names = f"{self.args.get(_COLLECTIVE_NAME)} {self.name}"
+        # Some kernels of NCCL serve several collectives, and ``args`` has the name of the one
+        # that was sent. If there is no such name, that of the span decides. If the two names
+        # are of different collectives, the one that comes first in `COLLECTIVES` counts.
+        noted_name = self.args.get(_COLLECTIVE_NAME, "")
         # The spellings are in small letters without underscores.
-        both_names = both_names.lower().replace("_", "")
+        both_names = f"{noted_name} {self.name}".lower().replace("_", "")
         for name, collective in COLLECTIVES.items():
             if any(spelling in both_names for spelling in collective.names):
                 return name
@@ -207,8 +205,8 @@ class Event(NamedTuple):
         The size of a message is that of the larger of its input and its output: the
         output of an all-gather, for example. An unknown size is 0.
         """
-        # A message has the two numbers of elements, "In msg nelems" and "Out msg nelems",
-        # and so has the operator that notes its size.
+        # Only a message, and the operator that notes its size, have two numbers of elements:
+        # "In msg nelems" and "Out msg nelems".
         if "In msg nelems" in self.args:
             collective = COLLECTIVES.get(self.collective)
             direction = "In"
@@ -652,55 +650,62 @@ def _size_args(
 ) -> dict[int, dict[str, Any]]:
     """Return the arguments that tell the size of each message, by its correlation number.
 
-    A kernel of NCCL does not always have these arguments, but the operator during which
-    it was launched has them. ``launches`` has the launch of each correlation number. A
-    message whose operator is not in the trace has an empty dict in the result.
+    A message is a kernel of NCCL here. It does not always have these arguments, but the
+    operator during which it was launched has them. ``launches`` has the launch of each
+    correlation number. A message whose operator is not in the trace has an empty dict in the
+    result.
     """
+    # The correlation numbers of all messages whose launch is in the trace.
     message_correlations = set()
     for event in events:
         correlation = event.identifier("correlation")
-        if correlation is None or correlation not in launches:
-            continue
-        if event.collective:
+        if correlation is not None and correlation in launches and event.collective:
             message_correlations.add(correlation)
-    # The thread, the instant and the correlation number of the launch of each message. In
-    # this order, the launches of a thread during some time are neighbours, which is how
-    # `_launched_during` finds them.
+    # Sorted by thread and then by instant, as `_launched_during` needs them.
     launches_of_messages = sorted(
-        (launches[correlation].thread, launches[correlation].start_s, correlation)
+        _MessageLaunch(
+            launches[correlation].thread, launches[correlation].start_s, correlation
+        )
         for correlation in message_correlations
     )
     args: dict[int, dict[str, Any]] = {
         correlation: {} for correlation in message_correlations
     }
 
-    # Several nested operators may belong to one message. The innermost one starts last, so
-    # its arguments replace those of the operators around it.
+    # Several nested operators may have launched one message, and their arguments are merged. Of
+    # an argument that several of them have, the value of the innermost operator counts. This
+    # one starts last, so the operators are merged in the order of their start.
     operators = [event for event in events if _MESSAGE_OPERATOR.match(event.name)]
     for operator in sorted(operators, key=lambda event: event.start_s):
         launched = _launched_during(operator, launches_of_messages)
         # If an operator launches several messages, how much each of them sends is
         # unknown.
         if len(launched) == 1:
-            args[launched[0]] |= _size_args_of_operator(operator)
+            args[launched[0].correlation].update(_size_args_of_operator(operator))
     return args
 
 
-def _launched_during(
-    operator: Event, launches: Sequence[tuple[str, float, int]]
-) -> list[int]:
-    """Return the correlation numbers of the messages that an operator has launched.
+class _MessageLaunch(NamedTuple):
+    """On which thread and when a message was launched, and its correlation number."""
 
-    ``launches`` has the thread, the instant and the correlation number of the launch of
-    each message, and is sorted. An operator has launched what was launched on its thread
-    from its start (inclusive) to its end (exclusive).
+    thread: str
+    start_s: float
+    correlation: int
+
+
+def _launched_during(
+    operator: Event, launches: Sequence[_MessageLaunch]
+) -> Sequence[_MessageLaunch]:
+    """Return those of the ``launches`` of messages that an operator has made.
+
+    They are the launches on its thread from its start (inclusive) to its end (exclusive).
+    ``launches`` are sorted by thread and then by instant, so that these are neighbours.
     """
-    # These launches are neighbours in the sorted list. They are found by thread and
-    # instant. A tuple of only these two sorts before all tuples of three that begin with
-    # them.
+    # A pair of a thread and an instant sorts before all launches of this thread at or after this
+    # instant, because a tuple sorts before a longer one that begins with it.
     first = bisect_left(launches, (operator.thread, operator.start_s))
     behind_last = bisect_left(launches, (operator.thread, operator.end_s))
-    return [correlation for _, _, correlation in launches[first:behind_last]]
+    return launches[first:behind_last]
 
 
 def _size_args_of_operator(operator: Event) -> dict[str, Any]:
@@ -1304,9 +1309,9 @@ def _check_iterations(
                 f"iteration {iteration.number}: forward runs again after backward "
                 "began (gradients are summed up?)"
             )
-        # The events are in the order of their launches, and the first one also starts first:
-        # a span of the processor is launched when it starts, and a kernel starts after its
-        # launch, which is an event before it. But the last event need not end last.
+        # The events are in the order of their launches. So the first one also starts first:
+        # it starts when it is launched, and nothing starts before its launch. But the last event
+        # need not end last.
         first_launched = iteration.events[0]
         last_end_s = max(event.end_s for event in iteration.events)
         whole_s = last_end_s - first_launched.start_s
@@ -1399,9 +1404,10 @@ def _times(iteration: TracedIteration, gradients: Sequence[Event]) -> _Times:
     _, forward_end_s = phases["forward"]
     backward_start_s, _ = phases["backward"]
     # The time of the first gradient begins when all work is done that was launched until
-    # forward ends or backward starts, whichever is later. If the user has marked both phases,
-    # backward may start later, and the gap does not count. If only backward is marked, forward
-    # may end later: at the start of autograd's first function, before which the mark may begin.
+    # forward ends or backward starts, whichever is later. Backward may start later if the user
+    # has marked both phases, and the gap between them then counts for neither. Forward may end
+    # later if the user has marked backward only: without a mark, forward ends when autograd's
+    # first function starts, and the mark of backward may begin before this function.
     instants_s = [work.done_s(max(forward_end_s, backward_start_s))]
     for gradient in gradients:
         instants_s.append(work.done_s(gradient.end_s))
@@ -1432,9 +1438,8 @@ class _Work:
         """Return when all work was done that had been launched until ``instant_s``.
 
         The result is in seconds. Without a GPU, the work is done at that instant. If no
-        kernel had been launched until then, the result is the start of the first kernel. The
-        time of each gradient lies between two such results, and the time of a phase (forward
-        or the update) ends at one. So the time before the first kernel counts for neither.
+        kernel had been launched until then, the result is the start of the first kernel, so
+        that the time before this kernel counts for no gradient and no phase.
         """
         if not self.kernels:
             return instant_s
@@ -1492,8 +1497,8 @@ def message_table(trace: KinetoTrace) -> tuple[str, Finding]:
         If no message has a known size and collective.
     """
     messages = [event for event in trace.events if event.collective]
-    # `COMMUNICATION` has the collectives that ``ddlkit fit`` knows. It refuses a size or a
-    # time of 0. An unknown size is 0, too.
+    # ``ddlkit fit`` knows only the collectives in `COMMUNICATION`, and refuses a size or a time
+    # of 0. A size of 0 also stands for an unknown one.
     usable = [
         event
         for event in messages

@@ -124,14 +124,14 @@ class Operator(NamedTuple):
 
     Attributes
     ----------
-    alike : int
+    kind : int
         A number that operators share if they compute the same from the same shapes. How
-        much messages slow operators down is seen by comparing operators that share it.
+        much messages slow operators down is seen by comparing operators of one kind.
     start_s, end_s : float
         When the operator ran.
     """
 
-    alike: int
+    kind: int
     start_s: float
     end_s: float
 
@@ -275,7 +275,7 @@ def _ends_s(traced: Sequence[TracedIteration]) -> list[float]:
 
 
 def _in_flight(events: Sequence[Event]) -> int:
-    """Return how many of the messages among some events can be under way at once.
+    """Return how many messages can be under way at once, by some events of a trace.
 
     NCCL sends the messages of a process group on one stream, one by one. Gloo has
     ``GLOO_THREADS`` threads that send, even if the training is on GPUs.
@@ -444,11 +444,10 @@ def _backward_end_s(
     # A rank copies buckets back when it has waited for their messages.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
-    # After its last post, a rank has nothing left to do but to wait for messages. So if a
-    # function still runs when the first message ends, after the last post, the function
-    # contains the wait, and backward ends with the last post. If the first message ended
-    # before the last post, nothing tells whether the function contains the wait, and the end
-    # stays as it is.
+    # If a function still runs when the first message ends, and all messages were posted before
+    # that, the function contains the wait for messages, because nothing else is left to do after
+    # the last post. Backward then ends with this post. If the first message ended before the
+    # last post, nothing tells whether the function contains the wait, and the end stays as it is.
     if last_posted_s < first_message_end_s < end_s:
         end_s = last_posted_s
     return max(end_s, last_posted_s)
@@ -789,9 +788,9 @@ def _operators(
 ) -> tuple[Operator, ...]:
     """Return the operators of backward: kernels of a GPU, or else functions of autograd.
 
-    Operators with one number ``alike`` compute the same from the same shapes, so that their
-    times can be compared. A trace has no shapes for kernels. Kernels count as alike if they
-    have the same name and the same grid of threads, whose size follows from the shapes.
+    Operators of one kind compute the same from the same shapes, so that their times can be
+    compared. A trace has no shapes for kernels. Kernels count as one kind if they have the
+    same name and the same grid of threads, whose size follows from the shapes.
     """
     first_s = min(function.start_s for function in functions)
     last_s = max(function.end_s for function in functions)
@@ -802,8 +801,8 @@ def _operators(
     operators = []
     for kernel in kernels:
         # Kernels of equal names and grids have equal hashes.
-        alike = hash((kernel.name, str(kernel.args.get("grid"))))
-        operators.append(Operator(alike, kernel.start_s, kernel.end_s))
+        kind = hash((kernel.name, str(kernel.args.get("grid"))))
+        operators.append(Operator(kind, kernel.start_s, kernel.end_s))
     return tuple(operators)
 
 
@@ -812,8 +811,8 @@ def _functions_as_operators(
 ) -> tuple[Operator, ...]:
     """Return those functions of autograd that only compute.
 
-    Functions get the same number ``alike``, so that their times can be compared, if they
-    have the same name and run operators of the same names and shapes.
+    Functions are of one kind, so that their times can be compared, if they have the same name
+    and run operators of the same names and shapes.
     """
     operators = []
     # The operators are in the order of their start, as all spans of the processor.
@@ -833,6 +832,6 @@ def _functions_as_operators(
             if event.thread == function.thread
         ]
         # Functions of equal names, operators and shapes have equal hashes.
-        alike = hash((function.name, tuple(names_and_shapes)))
-        operators.append(Operator(alike, function.start_s, function.end_s))
+        kind = hash((function.name, tuple(names_and_shapes)))
+        operators.append(Operator(kind, function.start_s, function.end_s))
     return tuple(operators)

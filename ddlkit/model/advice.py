@@ -107,8 +107,8 @@ class Option(NamedTuple):
         -------
         dict
             The name of the plan, the predicted times in seconds, the 95% interval of a
-            single iteration, the scaling factor, which is the time of compute over that
-            of the iteration, and the number of messages.
+            single iteration, the scaling factor, which is the time of compute divided by
+            that of the iteration, and the number of messages.
         """
         predicted = self.iteration.prediction
         # A plan states where each of its messages ends.
@@ -330,8 +330,8 @@ class Advice:
         # times as much for a few values, such as rounds, and 1.25 times as much for
         # many values, such as iterations.
         ratio_noise = 1.18 * single_noise / math.sqrt(rounds)
-        # With one iteration, a round's median is that iteration itself. Its noise has the
-        # factor 1 and not 1.25, hence the minimum.
+        # The minimum is for one iteration in a round. The median is then the iteration itself,
+        # whose noise has the factor 1 and not 1.25.
         ratio_noise *= min(1.0, 1.25 / math.sqrt(iterations_per_round))
         deviation = np.hypot((1 - gain_draws) * ratio_noise, MODEL_ERROR)
         # A fixed seed, so that equal tables give equal intervals.
@@ -607,15 +607,15 @@ def _option(
         The times of successive iterations of one worker, each divided by their median.
     """
     # `paired_scatter` has factors about 1 as `scatter` does, but without slow changes of
-    # compute. Two plans are measured in turn, so that their iterations follow each other at once
-    # and share most of such a change. Successive iterations in `scatter` share it, too, and their
-    # differences are free of it. Each difference is divided by the square root of two, because
-    # the difference of two independent times scatters by this factor more than one time. At
-    # least two differences are needed, and so three times. Steady compute has a single one.
+    # compute. It is for two plans that are measured in turn, whose iterations follow each other
+    # at once, so that such a change hardly differs between them.
+    paired_scatter = scatter
+    # At least two differences are needed, and so three times. Steady compute has a single time.
     if len(scatter) >= 3:
+        # A slow change hardly differs between successive times either, and so cancels in their
+        # differences. The difference of two independent times scatters sqrt(2) times as much as
+        # one time.
         paired_scatter = 1 + np.diff(scatter) / math.sqrt(2)
-    else:
-        paired_scatter = scatter
     # The second result, the drift of compute in each draw, is not needed. In the mean of
     # many iterations, the scatter of messages and of compute averages out.
     long_run_s, _ = draw_iterations(iteration, messages, message_scatter=False)

@@ -605,7 +605,7 @@ class Noise:
     bytes : ndarray, shape (s,)
         The measured sizes in bytes, increasing.
     ratios : tuple of ndarray, length s
-        The times of single messages of each size over their mean. The mean of these ratios
+        The times of single messages of each size, divided by their mean. The mean of these ratios
         is 1, so that drawn iterations lie around the predicted one, however many messages an
         iteration has.
     drift : ndarray, shape (s,)
@@ -746,7 +746,7 @@ class Noise:
 
 
 def _ratios(rows: pd.DataFrame) -> tuple[Floats, ...]:
-    """Return the times of single messages over their mean, an array for each size.
+    """Return the times of single messages divided by their mean, an array for each size.
 
     ``rows`` has a row for each sample, with the columns "bytes", "seconds", "session"
     and "messages", the number of messages whose mean the sample is.

@@ -243,8 +243,8 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     sizes : ndarray, shape (k,)
         The sizes of the messages in bytes.
     ratios : ndarray, shape (2, k, rounds)
-        The time of compute during messages over its time alone, and then the time of
-        messages during compute over their time alone.
+        The time of compute during messages, divided by its time alone, and then the time of
+        messages during compute, divided by their time alone.
     """
     # The mean time of each quantity in each round. The quantities are "backward", which
     # is the compute, and "message". The column "beside" says what went on at the same time.

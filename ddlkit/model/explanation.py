@@ -1019,11 +1019,14 @@ def _of_iterations(schedule: Schedule, rounds_s: Floats) -> Floats:
 def _stretches(schedule: Schedule) -> list[np.ndarray]:
     """Return the stretches into which waits divide an iteration, as masks of shape (S,).
 
-    A segment is some work and then perhaps a wait for a message. A stretch begins with segments
-    without a wait, and ends with the segments with a wait that follow them directly. Several
-    segments with a wait follow one another where ranks wait for each bucket and copy it. The
-    segments behind the last wait belong to the first stretch, because ranks go on from them
-    into the next iteration without a wait.
+    A segment is some work and then perhaps a wait for a message. Here W is a segment with a wait,
+    "-" is one without, and the numbers below them are those of stretches:
+
+        - - W W - - W - -
+        0 0 0 0 1 1 1 0 0
+
+    A stretch ends with the last one of successive waits. The segments behind the last wait belong
+    to stretch 0, because ranks go on from them into the next iteration without a wait.
     """
     stretch = 0
     stretch_of_segment = []
@@ -1037,8 +1040,7 @@ def _stretches(schedule: Schedule) -> list[np.ndarray]:
         stretch_of_segment.append(stretch)
         was_wait = is_wait
     numbers = np.array(stretch_of_segment)
-    # A traced iteration ends with its update and without a wait. Its last stretch is the
-    # beginning of the first stretch of the next iteration, and so has the number 0, too.
+    # If the last segment has no wait, the last stretch lies behind the last wait.
     if not was_wait:
         numbers[numbers == stretch] = 0
     return [numbers == number for number in np.unique(numbers)]
@@ -1410,18 +1412,17 @@ def _gains_by_sample_s(
 ) -> Floats | None:
     """Return what iterations gain by the cost of each bootstrap sample, shape (SAMPLES, J).
 
-    A bootstrap sample has J iterations, drawn with replacement from the J judged ones. Only the
-    cost that is fitted to their messages counts here. A row of the result is for one such cost.
-    It has what each of the J judged iterations, drawn or not, gains by a change, such as the
-    removal of a cause. ``gains_by_cost`` returns these gains, shape (J,), for a given cost. The
-    result is None if the cost was not fitted.
+    A bootstrap sample has J iterations, drawn with replacement from the J judged ones, and a cost
+    that is fitted to the messages of these. The row of a sample has what each judged iteration,
+    drawn or not, gains by some change if messages have the cost of the sample. ``gains_by_cost``
+    returns such gains, shape (J,), for a given cost. The result is None if the cost was not fitted.
 
-    To replay the iterations with the cost of every sample would take a minute. They are
-    replayed with a few of these costs only. The gain of an iteration is then taken as
-    linear in the start-up and in the time of a byte, which is a plane. The gains by all
-    samples are read off these planes.
+    To replay the iterations with the cost of every sample would take a minute. So they are
+    replayed with a few of these costs only. For each iteration, a plane is fitted to its gains
+    by these few costs, linear in the start-up and in the time of a byte. The gains by the costs
+    of all samples are read off these planes.
     """
-    # A cost that is given, as that of a reference, has no bootstrap samples.
+    # The cost of a reference is given, and has no bootstrap samples.
     if not costs.resampled:
         return None
     fitted = costs.cost
@@ -1463,7 +1464,7 @@ def _line_through(sizes: Floats, seconds: Floats) -> AlphaBeta:
 
     The fit minimises relative errors. Neither the start-up nor the time of a byte is negative.
     """
-    # Least squares of (alpha + beta * size) / seconds = 1.
+    # The least-squares solution of (alpha + beta * size) / seconds = 1 for all messages.
     design = np.column_stack([1 / seconds, sizes / seconds])
     (alpha_s, beta_s), *_ = np.linalg.lstsq(design, np.ones(len(sizes)), rcond=None)
     if alpha_s < 0:
@@ -1564,8 +1565,8 @@ def _gains_of_link_s(
     if schedule.in_flight > 1:
         # Messages that are in flight together do not share the link quite equally. So the sum
         # of their times is more certain than the single times. `costed_messages_s` divides the
-        # sum over the messages of backward, which carry the gradients, according to their
-        # cost. They are changed in a copy, because the schedule is used again below.
+        # sum for the messages of backward, which carry the gradients, among them according to
+        # their cost. The times are changed in a copy, because the schedule is used again below.
         current_s = current_s.copy()
         in_backward = of_backward(training)
         sizes = training.message_bytes[in_backward]
@@ -1577,8 +1578,8 @@ def _gains_of_link_s(
     then_s = schedule.with_messages(current_s - bytes_s / 2).replay().iteration_s
     gained_s = (now_s - then_s)[compared.judged]
     # If messages do not follow their cost, an iteration with the divided times can be longer than
-    # the traced one. A faster link would then save time that the training has not spent. It
-    # cannot save more than the traced bytes cost.
+    # the traced one, and ``gained_s`` has time that the training has not spent. So the gain is
+    # limited to what the traced iteration gains without any time of bytes.
     most_s = _gains_without_s(training, compared, "bandwidth", cost)
     return np.asarray(np.minimum(gained_s, most_s))
 

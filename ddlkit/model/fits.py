@@ -527,12 +527,13 @@ def _too_slow_by(log_sizes: Floats, log_s: Floats) -> Floats:
     last. It is the logarithm of a ratio: a size's time over the longest time that is not
     too slow. So it is above 0 for a size that is too slow.
 
-    A size is too slow if three things hold. It takes FAR_OFF times as long as a line
-    between its neighbours predicts, in the logarithms of size and time. It takes
-    TOO_SLOW times as long as the smaller neighbour, and longer than the larger one. If
-    several sizes in a row are slow, the last one is above the line as well, but its
-    smaller neighbour is as slow. The first one is above the line, too, but its larger
-    neighbour is as slow. Neither is then an outlier.
+    A size is too slow if it takes longer than three limits:
+
+    * FAR_OFF times as long as a line between its neighbours predicts, in the logarithms of
+      size and time.
+    * TOO_SLOW times as long as the smaller neighbour. Of several slow sizes in a row, this
+      excludes the last one, which may be above the line, too.
+    * As long as the larger neighbour. This excludes the first one of several slow sizes.
     """
     smaller = log_s[:-2]
     inner = log_s[1:-1]

@@ -199,11 +199,11 @@ def costed_messages_s(
 
     Notes
     -----
-    The cost of messages has two parts: their start-ups, and the time of their bytes. In a
-    training, messages can take longer or shorter than their cost. In each iteration, the part
-    that is larger for the traced messages is multiplied by a factor, so that their cost becomes
-    the time that they took together. The other part stays. The same factor then multiplies this
-    part of the new messages. That the larger part takes the whole difference is a choice, not
+    The cost of a message has two parts: its start-up, and the time of its bytes. The messages of
+    a training can take longer or shorter than their cost. So one part of the cost of each new
+    message is multiplied by a factor, which is the part that is larger for all traced messages
+    together. The factor of an iteration is the one by which the traced messages would cost as
+    much as they took together. That the larger part takes the whole difference is a choice, not
     measured. The time that messages took together is known better than the time of each,
     because messages that share a link do not share it quite equally.
     """
@@ -218,8 +218,8 @@ def costed_messages_s(
     # The same two parts of the cost of each new message.
     new_startup_s = _startup_parts_s(cost, n_bytes)
     new_wire_s = np.asarray(cost(n_bytes)) - new_startup_s
-    # The factor makes the cost of the traced messages equal to what they took. If they took
-    # less than the part without the factor, the factor would be below 0, and is set to 0.
+    # By the factor, the traced messages cost as much as they took together. If they took less
+    # than the part without the factor, the factor would be below 0, and is set to 0.
     new_s: Floats
     if startup_sum_s > wire_sum_s:
         factor = np.maximum(traced_sum_s - wire_sum_s, 0.0) / startup_sum_s

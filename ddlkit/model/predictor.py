@@ -288,12 +288,11 @@ def draw_iterations(
     contention = communication.contention
 
     # Each kind of randomness has a generator of its own, so that no kind changes the draws
-    # of another. The seeds are fixed, so that all plans are compared under the same draws:
-    # 0 for the scatter of compute, 2 for its drift, 1 for slowdowns, and 0 for messages. Two
-    # kinds share the seed 0, because another seed would change predictions that are recorded.
-    # They are independent all the same: `choice` takes 32 random bits for each draw of compute,
-    # and `uniform` 64 for each draw of messages. From the second draw on, the same draw of both
-    # therefore rests on different bits.
+    # of another. The seeds are fixed, so that all plans are compared under the same draws.
+    # Slowdowns have the seed 1 (`Contention.of_messages`), and messages 0 (`Noise.factors`).
+    # The scatter of compute has the seed 0, too, because another one would change predictions
+    # that are recorded. It is independent of messages all the same from the second draw on:
+    # `choice` uses up 32 random bits for a draw of compute, and `uniform` 64 for one of messages.
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
@@ -371,7 +370,7 @@ def with_contention(iteration: Iteration, contention: Contention) -> Iteration:
 
 
 def issue_share(samples: DataFrame) -> float:
-    """Return the time to issue an iteration on the host over its time on the GPU.
+    """Return the time to issue an iteration on the host, divided by its time on the GPU.
 
     To issue an iteration is to start all its kernels, which the GPU runs later.
 
@@ -402,7 +401,7 @@ def scatter_of(samples: DataFrame) -> Floats:
     Returns
     -------
     ndarray, shape (n,)
-        The time of each iteration over the median.
+        The time of each iteration, divided by their median.
     """
     # These iterations ran without the hooks that time single layers, which add scatter.
     is_iteration = samples["quantity"] == "unhooked_iteration"

@@ -548,11 +548,11 @@ def _in_words(kind: MessageKind) -> str:
 def _segments(traces: Sequence[RankTrace]) -> tuple[Segment, ...]:
     """Return the segments of an iteration, which are the same on every rank.
 
-    A segment is a stretch of work. At its end, the rank posts a message, waits for one, or does
-    neither. Such an end is called a mark, and the work behind it is of another kind. A mark ends
-    each phase, and another one ends the compute of backward. Behind this compute, a rank waits for
-    the messages of backward. For any other message, a rank waits as soon as the message is posted.
-    If several of these are posted together, the rank first posts them all.
+    A segment is a stretch of work. It ends with the post of a message, with a wait for one, or with
+    a mark, at which the rank does neither. A mark ends each phase, and another one ends the compute
+    of backward. Behind this compute, a rank waits for the messages of backward. For any other
+    message, a rank waits as soon as the message is posted. If several of these other messages are
+    posted together, the rank first posts them all.
     """
     # All iterations of all ranks have the same messages, so those of one iteration are taken.
     # `_waited_at_once` finds out from all iterations which messages are posted together.
@@ -989,15 +989,15 @@ def _contention_s(
     ``segments`` are those of an iteration, as `_segments` returns them. The first
     result is in seconds, for each iteration, rank and segment, shape (I, R, S). The
     second result has a finding if the slowdown is not known for most of the time that
-    operators ran during messages. ``taken_s``, shape (I, K), has the times of the K
-    messages of each iteration once all ranks had posted them.
+    operators ran during messages. ``taken_s``, shape (I, K), is how long each of the K
+    messages of an iteration took once all ranks had posted it.
 
-    Only operators of backward are considered. Of operators that compute the same on the
-    same rank, the median time during messages is compared with the median time without a
-    message. A single operator that was delayed for another reason changes neither.
-    Different ranks are not compared. Messages move while the slowest rank still computes and
-    the others wait, so that its operators run during messages more often. Its slowness would
-    seem to be due to messages.
+    Only operators of backward are considered. For operators of one kind on one rank, which
+    compute the same, the median time during messages is compared with the median time without
+    a message. A single operator that was delayed for another reason changes neither median.
+    Different ranks are not compared, because the slowest rank still computes while messages
+    move and the others wait. Its operators run during messages more often, and its slowness
+    would seem to be due to messages.
     """
     runs = list(_runs(traces, taken_s))
     slowdowns = _slowdowns(runs)
@@ -1012,10 +1012,9 @@ def _contention_s(
         if not run.is_during_message:
             continue
         all_s += run.duration_s
-        # Operators with the same number ``alike`` compute the same from the same shapes.
-        slowdown = slowdowns.get((run.rank, run.alike))
-        # The slowdown is None if such operators ran too few times during messages, or too few
-        # times without one.
+        # The slowdown is None if operators of this kind ran too few times during messages, or too
+        # few times without one.
+        slowdown = slowdowns.get((run.rank, run.kind))
         if slowdown is None:
             continue
         known_s += run.duration_s
@@ -1062,7 +1061,7 @@ class _Run(NamedTuple):
     ----------
     iteration, rank : int
         The index of the iteration, and the rank on which the operator ran.
-    alike : int
+    kind : int
         A number that operators share if they compute the same from the same shapes.
     start_s, duration_s : float
         When the operator started, by the clock of the rank, and how long it ran.
@@ -1072,30 +1071,31 @@ class _Run(NamedTuple):
 
     iteration: int
     rank: int
-    alike: int
+    kind: int
     start_s: float
     duration_s: float
     is_during_message: bool
 
 
 def _runs(traces: Sequence[RankTrace], taken_s: Floats) -> Iterator[_Run]:
-    """Yield the operators of backward, each time that they ran on any rank.
+    """Yield each time that an operator of backward ran on any rank.
 
-    ``taken_s``, shape (I, K), has the times of messages once all ranks had posted them.
+    ``taken_s``, shape (I, K), is how long each of K messages took in each of I iterations once
+    all ranks had posted it.
     """
     for rank, trace in enumerate(traces):
         for i, iteration in enumerate(trace.iterations):
             ends_s = np.array([m.ended_s for m in iteration.messages])
-            # A message that waits for another rank moves no bytes and slows nothing, so it
-            # counts from when all ranks had posted it.
+            # A message that waits for another rank moves no bytes and slows nothing. So it
+            # counts as under way only from when all ranks had posted it.
             starts_s = ends_s - taken_s[i]
             for operator in iteration.operators:
-                # For each message, whether it and the operator overlap in time.
+                # For each of the K messages, whether it and the operator overlap in time.
                 overlaps = (starts_s < operator.end_s) & (operator.start_s < ends_s)
                 yield _Run(
                     iteration=i,
                     rank=rank,
-                    alike=operator.alike,
+                    kind=operator.kind,
                     start_s=operator.start_s,
                     duration_s=operator.end_s - operator.start_s,
                     is_during_message=bool(overlaps.any()),
@@ -1120,21 +1120,20 @@ class _Slowdown(NamedTuple):
 def _slowdowns(runs: Sequence[_Run]) -> dict[tuple[int, int], _Slowdown]:
     """Return how much longer operators take during messages.
 
-    A key is the rank, and the number shared by all operators that compute the same
-    (`_Run.alike`). Operators that ran too few times during messages or without are left
-    out.
+    A key is a rank and a kind of operators (`_Run.kind`). Kinds that ran too few times during
+    messages, or too few times without, are left out.
     """
-    # A key is the rank, the number of the operator, and whether a message was under way.
+    # A key is the rank, the kind, and whether a message was under way.
     durations_s: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for run in runs:
-        durations_s[run.rank, run.alike, run.is_during_message].append(run.duration_s)
+        durations_s[run.rank, run.kind, run.is_during_message].append(run.duration_s)
     slowdowns = {}
-    for rank, alike in {(run.rank, run.alike) for run in runs}:
-        without_s = durations_s[rank, alike, False]
-        during_s = durations_s[rank, alike, True]
+    for rank, kind in {(run.rank, run.kind) for run in runs}:
+        without_s = durations_s[rank, kind, False]
+        during_s = durations_s[rank, kind, True]
         if min(len(without_s), len(during_s)) >= LEAST_RUNS:
             median_s = float(np.median(without_s))
             # Only chance makes an operator quicker during messages.
             longer_s = max(float(np.median(during_s)) - median_s, 0.0)
-            slowdowns[rank, alike] = _Slowdown(longer_s, median_s)
+            slowdowns[rank, kind] = _Slowdown(longer_s, median_s)
     return slowdowns

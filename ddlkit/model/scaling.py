@@ -100,7 +100,7 @@ class Count:
         If the step was measured, the steps of the fastest and the slowest job, or None if there was
         one job. Otherwise the nominal 90% interval of the prediction.
     scaling_factor : float
-        The step on the smallest measured count over this one.
+        The step on the smallest measured count, divided by this one.
     scaling_factor_interval : pair of float or None
         The scaling factors of the slowest and the fastest step in ``interval_s``.
     measured : bool
@@ -687,9 +687,9 @@ def _begins_with_launch(
         return np.zeros(len(numbers), bool)
     # Steps may be numbered from 0 or from 1. The lowest number in the table says from which.
     has_first_step = first_of_job == first_in_table
-    # The first of a job's several steps is then its launch. The only row of a job is its launch if
-    # it has the number 0. If it has the number 1, it counts as no launch, because the user may have
-    # left out the launch, which then had the number 0.
+    # The first step of such a job is its launch, if the job has several rows, or if this step has
+    # the number 0. The only row of a job counts as no launch if it has the number 1, because the
+    # user may have left out a launch of the number 0.
     return has_first_step & (is_one_step | (first_in_table == 0))
 
 
@@ -698,10 +698,10 @@ def _without_warm_up(
 ) -> DataFrame:
     """Return the steps without slow ones soon after the launch, such as a compilation.
 
-    ``is_early`` says of each row whether it is one of the first steps of a training. A job is one
-    run of the training. A step is slow if it is much longer than the usual step of its job. Later
-    slow steps are kept, because they may be part of every training. ``findings`` are extended by
-    how many slow steps were left out and how many were kept.
+    A job is one run of the training. A step is slow if it is much longer than the usual step of its
+    job. ``is_early`` says of each row whether it is one of the first steps of its job. Slow steps
+    that are not early are kept, because they may be part of every training. How many slow steps
+    were left out and how many were kept is added to ``findings``.
     """
     is_slow = steps["step_s"].to_numpy() > SLOW_TIMES * _usual_step_s(steps)
     is_warm_up = is_slow & is_early
@@ -903,7 +903,7 @@ def _measured_counts(jobs: Sequence[_Jobs]) -> list[Count]:
 
     A job is one run of the training. Each entry of ``jobs`` has all jobs on one number of GPUs and
     nodes. The entries are in ascending order of GPUs, and so is the result. A scaling factor is the
-    step on the fewest GPUs of one node over the step on the count.
+    step on the fewest GPUs of one node, divided by the step on the count.
     """
     on_one_node = [of_count for of_count in jobs if of_count.nodes == 1]
     # If no job ran on one node, the factors refer to the fewest GPUs of all. Nobody sees these
@@ -1281,28 +1281,30 @@ def _interpolated(measured: Sequence[Count], gpus_per_node: int, nodes: int) -> 
     """
     gpus = nodes * gpus_per_node
     smallest = _smallest(measured)
-    smaller, larger = _neighbours(measured, gpus, nodes)
-    if smaller is None:
-        # The smallest count has more GPUs than the target, on one node, such as 8 GPUs on 1 node
-        # for a target of 4 GPUs on 2 nodes.
-        smaller = smallest
-    # The anchor has more GPUs and more nodes than the target, so there is a larger count.
-    assert larger is not None
+    # The step is interpolated between the counts ``lower`` and ``upper``.
+    lower, upper = _neighbours(measured, gpus, nodes)
+    if lower is None:
+        # Every measured count has more GPUs or more nodes than the target. An example is a target
+        # of 4 GPUs on 2 nodes, if the smallest count is 8 GPUs on 1 node. It is taken all the same,
+        # because it has no more nodes than the target.
+        lower = smallest
+    # The anchor has more GPUs and more nodes than the target, so there is an upper count.
+    assert upper is not None
     step_s = scaling.interpolated_step_s(
-        smaller.step_s,
-        larger.step_s,
-        smaller=(smaller.gpus, smaller.nodes),
-        larger=(larger.gpus, larger.nodes),
+        lower.step_s,
+        upper.step_s,
+        smaller=(lower.gpus, lower.nodes),
+        larger=(upper.gpus, upper.nodes),
         target=(gpus, nodes),
     )
-    # The step lies between those of the neighbours unless one of these was measured wrong. To
-    # allow for that, the interval also contains a second interval. It is predicted from the larger
-    # neighbour, as intervals beyond the anchor are predicted from the anchor.
     scatter = _scatter_of_jobs(measured)
     interval_s = scaling.interpolated_interval_s(
-        _jobs_s(smaller, scatter),
-        _jobs_s(larger, scatter),
-        _predicted_interval_s(measured, larger, nodes),
+        _jobs_s(lower, scatter),
+        _jobs_s(upper, scatter),
+        # The result also contains this interval, which is predicted from the upper count alone, as
+        # intervals beyond the anchor are predicted from the anchor. It allows for a wrong
+        # measurement of one of the two counts.
+        predicted_s=_predicted_interval_s(measured, upper, nodes),
     )
     count = _unmeasured(smallest, gpus, nodes, step_s, interval_s)
     return replace(count, interpolated=True)
@@ -1339,7 +1341,7 @@ def _unmeasured(
 ) -> Count:
     """Return a count of GPUs and nodes that was not measured, with its scaling factors.
 
-    A scaling factor is the step on ``smallest``, the smallest measured count, over ``step_s``.
+    A scaling factor is the step on the smallest measured count, ``smallest``, by ``step_s``.
     """
     # The longest step has the lowest factor.
     lower_s, upper_s = interval_s
@@ -1652,7 +1654,7 @@ def _on_kernels_and_tables(kernels_s: float, anchor: Count) -> list[Finding]:
     """
     if anchor.only_messages_bad_day_s is None:
         return []
-    # The scaling factor is the step on the smallest count over that on the anchor.
+    # The scaling factor is the step on the smallest count, divided by that on the anchor.
     smallest_s = anchor.scaling_factor * anchor.step_s
     # ``only_messages_bad_day_s`` is the whole step if nothing but messages lengthened it on a bad
     # day. If they lengthen nothing, rounding may leave a difference below 0.
@@ -1715,18 +1717,18 @@ def _explained(
     at_most_s = kernels_s
     if at_most_s is None:
         at_most_s = _added_by_messages_s(anchor.only_messages_bad_day_s, smallest)
-    # A step on r times as many GPUs is as long as the longest of r single steps on the smallest
-    # count, if nothing but scatter lengthens it.
+    # If nothing but scatter lengthens it, a step on r times as many GPUs is as long as the longest
+    # of r single steps on the smallest count.
     single_s = _jobs_on(smallest, jobs).steps_s
     scatter_s = _lost_to_scatter_s(single_s, anchor.gpus / smallest.gpus)
-    # Both parts count with the most that they may explain, so that neither explains the rest. A
-    # part that is not known explains nothing.
+    # Messages and scatter count with the most that they may explain, so that the rest surely has
+    # other causes. What is not known explains nothing.
     explained_s = 0.0
     if at_most_s is not None:
-        # The result has this time in full. `_on_messages` states it also if it exceeds the loss.
+        # Unlike the scatter, this time may exceed the loss. `_on_messages` then states it in full.
         explained_s += at_most_s
     if scatter_s is not None:
-        # The scatter in the result is only as much as the loss.
+        # The result has no more scatter than the loss.
         scatter_s = min(scatter_s, loss_s)
         explained_s += scatter_s
     unexplained_s = max(0.0, loss_s - explained_s)
@@ -1790,8 +1792,8 @@ def _verdict_on_messages(asked: Count) -> str:
     bad_day_s = asked.only_messages_bad_day_s
     if quiet_s is None or bad_day_s is None:
         return NOT_KNOWN
-    # Nothing is lost on the smallest count, whose step is that of compute. The scaling
-    # factor is the step on the smallest count over that on the asked one.
+    # Nothing is lost on the smallest count, whose step is that of compute. The scaling factor is
+    # the step on the smallest count, divided by that on the asked one.
     compute_s = asked.scaling_factor * asked.step_s
     is_hidden = quiet_s <= compute_s * (1 + HIDDEN_SHARE)
     if is_hidden and asked.nodes == 1:
@@ -1811,7 +1813,7 @@ def _wish(
 ) -> Wish | None:
     """Return whether a count meets a wished scaling factor, None if none is wished.
 
-    The scaling factor of a count is the step on the smallest measured count over its own step.
+    The scaling factor of a count is the step on the smallest measured count, divided by its own.
 
     Parameters
     ----------
@@ -1862,8 +1864,8 @@ def _wish_by_likely_factors(
     """Return whether a count meets a wished scaling factor, by the likely range of its factor.
 
     A count is a number of GPUs on a number of nodes. The scaling factor of ``asked`` is the step on
-    the smallest of the ``measured`` counts over its own step. ``trusted`` are those measured counts
-    that need not be measured again. If ``asked`` was predicted, its step is neither shorter than on
+    the smallest of the ``measured`` counts, divided by its own step. ``trusted`` are those measured
+    counts that need not be measured again. If ``asked`` was predicted, its step is not shorter than on
     the nearest smaller trusted count nor longer than on the nearest larger trusted one.
     """
     smallest = _smallest(measured)
@@ -1874,7 +1876,7 @@ def _wish_by_likely_factors(
     # The step on the smallest count has a range, too. If one job alone measured it, its range
     # depends on whether the likely steps on ``asked`` allow for a further job already.
     fastest_smallest_s, slowest_smallest_s = _smallest_range_s(smallest, asked, scatter)
-    # The factor is the smallest count's step over that of ``asked``. So it is lowest if the
+    # The factor is the smallest count's step, divided by that of ``asked``. So it is lowest if the
     # smallest count is fast and ``asked`` is slow.
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
@@ -1949,8 +1951,8 @@ def _likely_range_s(count: Count, scatter: float) -> Interval:
 def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval:
     """Return the shortest and the longest step that the smallest count may have, in seconds.
 
-    The scaling factor of ``asked`` is this step over the step of ``asked``. A count is a number of
-    GPUs on a number of nodes, and a job is one run of the training. If several jobs measured the
+    The scaling factor of ``asked`` is this step, divided by that of ``asked``. A count is a number
+    of GPUs on a number of nodes, and a job is one run of the training. If several jobs measured the
     smallest count, the result is their range. If one job did, another job may differ from it. By
     how much depends on ``asked`` and on ``scatter``, the share by which jobs of other counts
     scatter.
@@ -1979,8 +1981,8 @@ def _origin_of_likely_factors(
 ) -> str:
     """Return in sentences why the scaling factor of a count is likely to lie where it does.
 
-    A count is a number of GPUs on a number of nodes. The factor is the step on ``smallest`` over
-    the step on ``asked``. ``limiting`` are the measured counts that limit the interval of a
+    A count is a number of GPUs on a number of nodes. The factor is the step on ``smallest``,
+    divided by the step on ``asked``. ``limiting`` are the measured counts that limit the interval of a
     predicted count. ``scatter`` is the share by which jobs of a count scatter. ``limited_factors``
     are the ends of the interval within these limits, before the range of the step on ``smallest``
     moves them further apart.
@@ -2010,9 +2012,9 @@ def _origin_of_measured(asked: Count, scatter: float) -> str:
     """Return in a sentence where the likely range of a measured scaling factor comes from.
 
     ``asked`` is the count of GPUs and nodes, and a job is one run of the training. The factor is
-    the step on the smallest count over that on ``asked``, and differs among jobs by the same shares
-    as the step. ``scatter`` is the share by which the jobs of other counts scatter. The cases are
-    those of `_likely_range_s`.
+    the step on the smallest count, divided by that on ``asked``. It differs among jobs by the same
+    shares as the step on ``asked``. ``scatter`` is the share by which the jobs of other counts
+    scatter. The cases are those of `_likely_range_s`.
     """
     if asked.jobs > 1:
         return "The range starts from the jobs that measured the step"
@@ -2027,24 +2029,25 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
 
     A count is a number of GPUs on a number of nodes, and a job is one run of the training. The
     scaling factor of ``asked`` compares with the smallest count, and ``scatter`` is the share by
-    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`. The result
-    is empty if nothing was added to the step that one job measured.
+    which the jobs of other counts scatter. The cases are those of `_smallest_range_s`, which has
+    their reasons. The result is empty if the range is only the step that one job measured.
     """
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"The range also allows for each of the jobs on {on_smallest}"
-    another_job = (
-        f"The range also allows for another job on {on_smallest}, which may differ by"
+    # One job measured the smallest count. The share by which another job may differ there is the
+    # scatter of other jobs or, if that is too small, a share that is assumed.
+    share = scatter
+    is_assumed = asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE
+    if is_assumed:
+        share = SINGLE_JOB_SHARE
+    elif scatter <= LEAST_SCATTER:
+        return ""
+    text = (
+        f"The range also allows for another job on {on_smallest}, which may differ by "
+        f"{share:.0%}"
     )
-    # One job measured the smallest count. If several jobs measured ``asked``, its range has these
-    # jobs alone. So the range of the smallest count is widened for another job, by SINGLE_JOB_SHARE
-    # unless ``scatter`` is larger. The next case describes a larger scatter.
-    if asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE:
-        return f"{another_job} {SINGLE_JOB_SHARE:.0%}"
-    # In all other cases, it is widened by ``scatter``, if jobs were seen to differ.
-    if scatter > LEAST_SCATTER:
-        return f"{another_job} {scatter:.0%}, as jobs on other numbers of GPUs do"
-    return ""
+    return text if is_assumed else f"{text}, as jobs on other numbers of GPUs do"
 
 
 def _measured_factor(count: Count, asked: Count, scatter: float) -> str:
@@ -2103,8 +2106,8 @@ def _advice(
     if explained.messages_at_most_s is not None and explained.loss_s > 0:
         findings.append(_on_messages(explained))
     findings += _on_accumulation(_smallest(measured), asked)
-    # The first case is a step between measured ones, and the second one a step beyond them. If the
-    # step itself was measured, nothing is left to measure.
+    # If the step on ``asked`` was measured, nothing is left to measure. It may also lie between
+    # measured steps, or beyond all of them.
     if asked.interpolated:
         text = (
             f"measure next: one job on {_nodes(asked.nodes)} itself, which lies between measured "
@@ -2122,13 +2125,13 @@ def _on_accumulation(smallest: Count, asked: Count) -> list[Finding]:
     """Return the advice to accumulate the gradients of two batches, if that helps visibly.
 
     ``smallest`` and ``asked`` are counts of GPUs and nodes. The scaling factor of ``asked`` is the
-    step on ``smallest`` over its own step.
+    step on ``smallest``, divided by its own step.
     """
     # How much longer the step is than on the smallest count.
     loss_s = asked.step_s - smallest.step_s
     # Two batches before each update compute as long as two steps on the smallest count, and lose
-    # only once what each step loses. The scaling factor is the time without the loss over the
-    # time with it.
+    # only once what each step loses. The scaling factor is the time without the loss, divided by
+    # the time with it.
     accumulated_factor = 2 * smallest.step_s / (2 * smallest.step_s + loss_s)
     # Factors are printed with two decimals, so a smaller gain would not be seen.
     if round(accumulated_factor, 2) <= round(asked.scaling_factor, 2):
@@ -2213,8 +2216,8 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     assert asked.interval_s is not None
     least_s, most_s = asked.interval_s
     width_s = most_s - least_s
-    # None unless the jobs on the anchor make up more than half of the width. More jobs are then
-    # advised without a comparison, because jobs scatter on other numbers of nodes as well.
+    # If the jobs on the anchor make up more than half of the width, more jobs are advised at once.
+    # A job on other nodes is then not considered, because jobs scatter there as well.
     more_jobs = _more_jobs(anchor, _scatter_of_jobs(measured), width_s)
     if more_jobs is not None:
         return more_jobs
@@ -2224,7 +2227,7 @@ def _next_measurement(measured: Sequence[Count], asked: Count) -> Finding:
     )
     itself = Finding("measure", text=text)
     halfway = _halfway_nodes(anchor.nodes, asked.nodes)
-    # No number of nodes to measure lies between the two.
+    # It is None if no suitable number of nodes lies between those of the anchor and of ``asked``.
     if halfway is None:
         return itself
     # Half the width of the interval, as a share of the step, now and after a job on the nodes
@@ -2304,8 +2307,8 @@ def _halfway_nodes(anchor_nodes: int, asked_nodes: int) -> int | None:
     """Return the number of nodes halfway in doublings between two numbers.
 
     The result is a power of 2 times the nodes of the anchor, as users choose them, or None if no
-    such number lies between the two. Fewer nodes would be cheaper to measure. No measurement shows
-    that the number halfway is the better choice.
+    such number lies between the two. The number halfway is a choice, which no measurement
+    supports: fewer nodes would be cheaper to measure.
     """
     doublings = math.log2(asked_nodes / anchor_nodes)
     # At least one doubling, because the anchor itself was measured.
@@ -2327,8 +2330,8 @@ def _on_fixed_batch(
     smallest = _smallest(measured)
     anchor = _anchor(measured)
     slow = {(doubt.slow.gpus, doubt.slow.nodes) for doubt in doubts}
-    # If the smallest count is doubted, it is slower than some larger one by more than jobs scatter.
-    # The warning names the anchor, which need not be this larger count, so it is compared as well.
+    # The warning names the anchor. A doubt of the smallest count may be about another larger count,
+    # so the anchor is compared as well.
     is_shorter = anchor.step_s < (1 - LEAST_SCATTER) * smallest.step_s
     if has_samples or not is_shorter or (smallest.gpus, smallest.nodes) not in slow:
         return []

@@ -778,18 +778,18 @@ def _message_times(
         if beyond_one_element:
             # The column of the times of one element is subtracted from all columns.
             times_s -= _times_of_one_element_s(costs)
-        # The noise, where it is known, is the random scatter of single messages and the
-        # drift that all messages of a session of measurements share. The time of one element
-        # that was subtracted is not multiplied by it, because the measured iterations contain
-        # this time with its own scatter.
-        factors: Floats | float = 1.0
+        predicted_s[columns] = times_s[0]
+        drawn_s[:, columns] = times_s[1:]
+        # Draws also have the noise of messages, if there are draws and if the noise is known.
         if draws and communication.noise:
-            # A row for each draw, and a column for each of these messages.
+            # Random factors: a row for each draw, and a column for each message. All messages of
+            # a draw share their drift. Each also scatters by itself, if ``scatter_by_message``.
             factors = communication.noise.factors(
                 sizes, draws, scatter=scatter_by_message
             )
-        predicted_s[columns] = times_s[0]
-        drawn_s[:, columns] = times_s[1:] * factors
+            # The time of one element was subtracted above, and so gets no factor. The measured
+            # iterations contain this time with its own scatter.
+            drawn_s[:, columns] *= factors
     return predicted_s, drawn_s
 
 
