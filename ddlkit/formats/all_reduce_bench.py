@@ -89,11 +89,11 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     # A payload of 0.5 bytes or less is rounded to 0.
     if n_bytes < 1:
         raise UserError(f"{where}, payload: less than a byte")
-    # algbw is the algorithm bandwidth, which is size over time. busbw is the bus bandwidth,
-    # which is algbw times a factor. `benchmark_times` computes busbw from the time and
-    # compares it with the printed busbw. The time comes from the printed algbw, so the
-    # computed busbw is off by up to rounding x (busbw / algbw). The printed busbw is off
-    # by up to the rounding itself. A difference up to the sum of both is no error.
+    # The algorithm bandwidth (algbw) is size / time, and the bus bandwidth (busbw) is algbw
+    # times a factor. `benchmark_times` compares the printed busbw with the one that follows
+    # from the time, and so from the printed algbw. The former is off by up to the rounding,
+    # and the latter by up to rounding x (busbw / algbw). A difference up to the sum of both is
+    # no error.
     largest_difference_bytes_per_s = _ROUNDING_BYTES_PER_S * (
         1 + busbw_gb_per_s / algbw_gb_per_s
     )

@@ -357,8 +357,8 @@ class Table:
         before = self.columns[:n_columns_before]
         timed = self.columns[n_columns_before:]
         n_words_before = self._words_before_times(words, before, timed, where)
-        # nccl-tests leaves the cell of redop blank for a collective without an operation, so
-        # that the row has one word less. No other cell before the times may be missing.
+        # If a word is missing before the times, the cell of redop is blank, which nccl-tests does
+        # for a collective without an operation. No other cell before the times may be missing.
         if n_words_before < n_columns_before:
             before = [name for name in before if name != "redop"]
         # nccl-tests prints the time and the columns after it, such as algbw, twice: out of
@@ -572,8 +572,8 @@ class _TableCollector:
         # If NCCL's text came in the line of a row, the rest of the row may come in a later
         # line. A line that is not of a row ends this wait.
         self.row_may_be_cut = is_of_row and has_debug
-        # Empty lines say nothing. Any other line that is not of a row is read with its text
-        # of NCCL_DEBUG, which does no harm, because each word counts as a cell only in rows.
+        # A line that is neither empty nor of a row is read with its text of NCCL_DEBUG. This does
+        # no harm, because only in rows does each word count as a cell.
         if not is_of_row and line.strip():
             self._add_other_line(number, line)
 
@@ -599,10 +599,10 @@ class _TableCollector:
         # This line may still be the first one after a row. The next line is not.
         is_after_row = self.is_after_row
         self.is_after_row = False
+        # A fence (```) begins or ends a code block of a Markdown page.
         if _FENCE.match(line):
-            # A fence (```) begins or ends a code block of a Markdown page. If it comes right
-            # after a row, it ends the block that quotes the table. A quotation may lack the
-            # last line of nccl-tests, so the table counts as whole.
+            # If it comes right after a row, it ends the block that quotes the table. A quotation
+            # may lack the last line of nccl-tests, so the table counts as whole.
             if is_after_row:
                 self._end_table(is_whole=True)
             return
@@ -633,7 +633,7 @@ class _TableCollector:
         """
         if self.current is None:
             return
-        # A table that `_begin_table` has taken for whole stays whole.
+        # This end cannot make a table incomplete that `_begin_table` has taken for whole.
         if is_whole:
             self.current.is_whole = True
         self.current = None
@@ -814,7 +814,7 @@ def _message_times(
 
 def _refuse_cut(table: Table, file: str) -> None:
     """Raise UserError if rows of a table may be missing at its end."""
-    # A table with rates is of nccl-tests, which prints a last line.
+    # Only nccl-tests prints a last line that shows this. Its tables are those with rates.
     if table.has_rates and not table.is_whole:
         raise UserError(
             f"{file}: no '# Avg bus bandwidth' after the rows: the log is cut: get all of "
@@ -899,7 +899,7 @@ def _chosen_table(
     """
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
-    # The caller refuses a single table later if it is not of the collective.
+    # A single table is taken even if it does not fit. The caller then refuses it with a reason.
     if number is None and len(tables) == 1:
         return tables[0]
     # For each table, the collectives that it may be of, and a phrase for a list in an error.
@@ -990,9 +990,9 @@ def _sizes_times_and_rates(table: Table, file: str) -> tuple[Sheet, DataFrame]:
         raise UserError(f"{where}, column size: none is above 0 in this table")
     refuse_several_variants([(line.size, line.variant) for line in lines], file)
     sheet = Sheet(file, _PRINTED.names, numbers, rows)
-    # A log may break off within its last number. In a table with rates, which is of
-    # nccl-tests, the line "Avg bus bandwidth" after the rows is missing then, and `_refuse_cut`
-    # notices. Other programs print no such line, so the digits of the last time are checked.
+    # A log may break off within its last number. `_refuse_cut` finds that in a table with rates,
+    # which is of nccl-tests, because the line "Avg bus bandwidth" after the rows is missing
+    # then. Other programs print no such line, so the digits of the last time are checked.
     if not table.has_rates:
         _check_last_time(sheet)
     # `exact=False` marks a file of the user, in which implausible numbers are refused.
@@ -1040,8 +1040,8 @@ def _lines_of_table(table: Table, file: str) -> list[_Line]:
     for number, words in table.rows:
         where = f"{file}: row at line {number}"
         size = words[0]
-        # A log may contain each line twice, for example if two ranks print it. Rows of
-        # size 0 may be equal: each size that was too small is printed as 0.
+        # Two equal rows mean that the log contains each line twice, for example if two ranks print
+        # it. But rows of size 0 may be equal: each size that was too small is printed as 0.
         if words == words_before and size != "0":
             raise UserError(
                 f"{where}: the same as the row before it: is every line there twice?"
@@ -1133,10 +1133,10 @@ def _possible_collectives(
         How the table prints each possible collective. Empty if no collective would be
         printed with such rates.
     """
-    # MPI benchmarks print no rates. For some collectives they print the size of one
-    # rank's part, so the message is larger by a factor: the number of ranks. 0 stands for
-    # an unknown number of ranks, and for an unknown factor, too.
     if not table.has_rates:
+        # MPI benchmarks print no rates. For some collectives they print the size of one rank's
+        # part, so the message is larger by a factor: the number of ranks. 0 stands for an
+        # unknown number of ranks, and for an unknown factor, too.
         names = sorted(table.collectives) or list(KNOWN)
         return {
             name: Convention(bytes_factor=ranks if _prints_a_part(name) else 1)

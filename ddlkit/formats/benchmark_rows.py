@@ -139,7 +139,7 @@ def positive(value: Any, where: str, name: str) -> float:
     except (TypeError, ValueError):
         # No comparison with NaN is true, so a value that is no number is refused below.
         number = math.nan
-    # Python would take the JSON values true and false for the numbers 1 and 0.
+    # The JSON values true and false are no numbers, though Python takes them for 1 and 0.
     if isinstance(value, bool) or not 0 < number <= MOST:
         raise UserError(
             f"{where}, {name}: is {shown(value)}; it must be a number above zero and at "
@@ -420,7 +420,7 @@ def _difference_of_places(frame: DataFrame) -> str:
     The result is a note for the user with the two times at the size where they differ
     most. It is "" if the places do not differ, or if no size has times of both.
     """
-    # Most logs have times of one place alone.
+    # With times of one place alone, as in most logs, nothing can be compared.
     if frame["place"].nunique() < 2:
         return ""
     # A row for each size and a column for each place. `dropna` leaves only sizes that have
@@ -430,8 +430,8 @@ def _difference_of_places(frame: DataFrame) -> str:
         return ""
     # How far the places differ at each size, about as a share of the time.
     log_ratios = np.log(medians_s["out_of_place"] / medians_s["in_place"]).abs()
-    # `_scatter` returns how far times lie from a smooth curve over the sizes, by the same
-    # measure.
+    # Differences no larger than the scatter of the times say nothing. `_scatter` returns, by the
+    # same measure, how far times lie from a smooth curve over the sizes.
     if log_ratios.mean() <= _scatter(medians_s):
         return ""
     size = log_ratios.idxmax()

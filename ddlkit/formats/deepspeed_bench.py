@@ -176,7 +176,7 @@ def _finer_time_s(row: BenchmarkRow, relative_duration_error: float) -> float:
     # An unknown number of ranks is 0, and a single rank sends nothing.
     if collective is None or row.ranks < 2 or busbw <= 0:
         return row.seconds
-    # The bus bandwidth is the bytes on the link of each rank over the time.
+    # The bus bandwidth is the bytes on the link of each rank, divided by the time.
     time_s = float(collective.wire_bytes(row.ranks, row.n_bytes)) / busbw
     # How far the two times may differ, as a share of the printed duration.
     allowed = relative_duration_error + _TIME_TOLERANCE

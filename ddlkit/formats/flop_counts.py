@@ -173,8 +173,8 @@ def profile_of(
 def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float, float]:
     """Return the peak rate in FLOP/s and the share of it that is reached.
 
-    If the options have the time of a batch instead, the rate is ``batch_flops`` over that
-    time, and the share is 1. Raises UserError unless the options have either both the
+    If the options have the time of a batch instead, the rate is ``batch_flops`` divided by
+    that time, and the share is 1. Raises UserError unless the options have either both the
     rate and the share, or the time alone.
     """
     peak = options.peak

@@ -474,9 +474,9 @@ def _entries_of_spans(document: Any, source: str) -> list[dict[str, Any]]:
     """
     spans = []
     for number, entry in enumerate(_taken_entries(document, source)):
-        # The phase "X" stands for a span with start and duration. Entries of other phases
-        # are instants, for example. Copies of a range of the processor, which the profiler
-        # adds to the rows of the GPU, are left out, too.
+        # Entries of other phases than "X", which stands for spans, are left out. They are
+        # instants, for example. So are the copies of a range of the processor that the profiler
+        # adds to the rows of the GPU.
         if entry.get("ph") != "X" or entry.get("cat") in _COPIES_OF_RANGES:
             continue
         if not _has_name_and_times(entry):
@@ -566,9 +566,9 @@ def _with_launches(events: Sequence[Event]) -> list[Event]:
     with_launches = []
     for event in events:
         correlation = event.identifier("correlation")
-        # The launch itself has the number, too, and is given the same instant and sizes as
-        # its kernel. They have no effect: the instant is the launch's own start, and nobody
-        # reads the sizes of a span that is no message.
+        # Both the kernel and its launch on the processor have the number, and both get the
+        # instant and the sizes. On the launch these have no effect: the instant is its own
+        # start, and nobody reads the sizes of a span that is no message.
         if correlation is not None and correlation in launches:
             event = event._replace(correlated_s=launches[correlation].start_s)
             if correlation in size_args:
@@ -713,8 +713,8 @@ def _size_args_of_operator(operator: Event) -> dict[str, Any]:
 
     They tell the collective of the message, and its size or the shape and type of the input.
     """
-    # An operator such as nccl:all_reduce has the collective in its name only, which is added
-    # to its arguments. The size follows from its arguments "Input Dims" and "Input type".
+    # Any other operator, such as nccl:all_reduce, has the collective in its name only, which is
+    # added to its arguments. The size follows from its arguments "Input Dims" and "Input type".
     if operator.name != _RECORD_COMMS:
         return {**operator.args, _COLLECTIVE_NAME: operator.name}
     # record_param_comms has arguments for the collective and for the sizes of input and
@@ -822,16 +822,16 @@ class TracedIteration(NamedTuple):
         latest_end_s = list(accumulate(function_ends_s, max, initial=-math.inf))
         # Spans with one of these numbers are the operators of forward, and the functions
         # of backward themselves.
-        sequence_numbers = _numbers_of_forward(functions)
+        numbers_of_forward = _numbers_of_forward(functions)
         for event in self.events:
-            if event.identifier(_SEQUENCE_NUMBER) not in sequence_numbers:
+            if event.identifier(_SEQUENCE_NUMBER) not in numbers_of_forward:
                 continue
             # How many functions had begun when the event began, itself included if it is
             # a function.
             n_begun = bisect_right(starts_s, event.start_s)
-            # The first `n_begun` functions began no later than the event. So the one of them
-            # that ends last contains the event, unless the event ends later still. An event
-            # that is a function is among them, and so is never outside.
+            # If the event ends later than the last of these functions, none of them contains
+            # it. Otherwise this last one does, because it began no later. An event that is a
+            # function is one of them itself, and so is never outside.
             is_outside = event.end_s > latest_end_s[n_begun]
             has_backward_begun = n_begun > 0
             if has_backward_begun and is_outside:
@@ -1107,6 +1107,13 @@ def _forward_start_s(events: Sequence[Event], functions: Sequence[Event]) -> flo
 # -- From iterations to a layer profile ------------------------------------------------
 
 
+class _GradientSize(NamedTuple):
+    """The size of a gradient, in elements and in bytes."""
+
+    elements: int
+    n_bytes: int
+
+
 class _Times(NamedTuple):
     """How long the phases of one iteration take, in seconds.
 
@@ -1208,12 +1215,12 @@ def _all_times(
 
 
 def _median_profile(
-    device: str, sizes: Sequence[tuple[int, int]], times: _AllTimes
+    device: str, sizes: Sequence[_GradientSize], times: _AllTimes
 ) -> LayerProfile:
     """Return the layer profile that has the median times of some iterations.
 
     The medians of backward are scaled, so that their sum is the median of whole backwards.
-    ``sizes`` has the elements and the bytes of each gradient, in the order of readiness.
+    ``sizes`` are those of the gradients, in the order of readiness.
     ``times.backward_s`` is already in forward order, which is that of the profile.
     """
     # Gradients become ready from the last tensor to the first, so the sizes are reversed.
@@ -1267,8 +1274,8 @@ def _gradient_sizes(
     trace: KinetoTrace,
     used: Sequence[TracedIteration],
     gradients: Sequence[Sequence[Event]],
-) -> list[tuple[int, int]]:
-    """Return elements and bytes of each gradient, in the order of readiness.
+) -> list[_GradientSize]:
+    """Return the sizes of the gradients, in the order of readiness.
 
     ``gradients`` has the result of `_gradients` for each of the ``used`` iterations.
     Raises UserError unless all iterations have the same gradients, with known sizes.
@@ -1276,12 +1283,14 @@ def _gradient_sizes(
     # An iteration without gradients has an empty list.
     if not all(gradients):
         raise trace.missing(f"no gradient is accumulated (no event {ACCUMULATE})")
-    sizes = []
-    for iteration_gradients in gradients:
-        sizes.append([(event.elements, event.bytes) for event in iteration_gradients])
+    # For each iteration, the sizes of its gradients.
+    sizes = [
+        [_GradientSize(event.elements, event.bytes) for event in iteration_gradients]
+        for iteration_gradients in gradients
+    ]
     for iteration_sizes in sizes:
         # A size of 0 bytes is unknown.
-        if not all(n_bytes for _, n_bytes in iteration_sizes):
+        if not all(size.n_bytes for size in iteration_sizes):
             problem = f"no 'Input Dims' and 'Input type' with {ACCUMULATE}"
             raise trace.missing(f"sizes of gradients are missing ({problem})")
     for iteration, iteration_sizes in zip(used, sizes, strict=True):

@@ -50,9 +50,9 @@ def read_bytes_seconds(
     if_ranks_unknown : str, optional
         What the user should do if the file does not say between how many ranks the times
         were measured. With the default, "", such a file is taken. With any other text, it
-        is refused with this advice. If ``ranks`` is given, a log that `benchmark_logs`
-        reads is taken, because its rows get this number. Any other such file is still
-        refused, because ``ranks`` may be what the caller needs, and not true of the file.
+        is refused with this advice, even if ``ranks`` is given, because ``ranks`` may be what
+        the caller needs, and not true of the file. The only exception is a log that
+        `benchmark_logs` reads: its rows get the number ``ranks``, and it is taken.
 
     Returns
     -------
@@ -80,8 +80,8 @@ def read_bytes_seconds(
     # ``note`` says why the times of one place alone were taken, if the caller chose none. It
     # is "" in all other cases.
     source, frame, note = _messages(path, options)
-    # Only the reader of `benchmark_logs` fills this column with ``ranks`` of the caller. All
-    # other readers fill it only if the file states the number.
+    # Readers fill the column "ranks" only if the file states the number. The reader of
+    # `benchmark_logs` alone also fills it with ``ranks`` of the caller.
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
     # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the

@@ -38,8 +38,8 @@ _SHORT = {"allr": "all_reduce", "allg": "all_gather", "redsct": "reduce_scatter"
 _UNITS_BYTES_PER_S = (1e9, 2.0**30)
 # Bandwidths are printed to 0.01 of their unit.
 _ROUNDING = 0.005
-# How far the printed algbw may be from size over time besides its rounding, as a share of
-# the printed one.
+# How far the printed algbw may be from size / time besides its rounding, as a share of the
+# printed one.
 _RATE_TOLERANCE = 0.01
 # The larger unit is 1.074 times the smaller one. A rate that is read in the wrong unit is
 # off by less than this share.
@@ -156,7 +156,7 @@ def _row(
 
     ``cells`` are the words of the row by the names of their columns. ``where`` is the
     file and the line, as errors name them, and ``ranks`` is 0 if it is unknown. Raises
-    UserError if a number is missing, or if algbw contradicts size over time.
+    UserError if a number is missing, or if algbw contradicts size / time.
     """
     # Names of columns are in small letters here. Each table has the columns of size, time
     # and algbw, because `_HEAD` demands them, but perhaps not that of busbw.
@@ -179,8 +179,8 @@ def _row(
             f"{cells['time(us)']} us: other units?"
         )
     # The printed busbw may differ from the one that follows from the time, for two reasons.
-    # The first is rounding, by up to half a step of 0.01 in its last digit. A whole step is
-    # allowed, by choice.
+    # The first is rounding to steps of 0.01, by up to half a step, which is _ROUNDING. A whole
+    # step is allowed, by choice.
     step_bytes_per_s = 2 * _ROUNDING * unit
     # The second is that `unit` may be the wrong one, because an algbw of few digits may fit
     # both GB/s and GiB/s. So the difference of the units, about 7%, is also allowed. It is
@@ -203,7 +203,7 @@ def _unit_of_bandwidths(algbw: float, bytes_per_s: float) -> float:
     """Return the unit of the printed bandwidths, in bytes/s.
 
     Depending on the version of nccom-test, the unit is 1e9 or 2**30 bytes/s. It is taken to
-    be the one in which the printed ``algbw`` is closer to size over time, ``bytes_per_s``.
+    be the one in which the printed ``algbw`` is closer to ``bytes_per_s``, which is size / time.
     """
 
     def distance(unit: float) -> float:

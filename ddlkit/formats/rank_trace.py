@@ -441,7 +441,7 @@ def _backward_end_s(
     last_posted_s = max((m.posted_s for m in of_backward), default=-math.inf)
     first_message_end_s = min((m.ended_s for m in of_backward), default=math.inf)
     end_s = functions_end_s
-    # A rank copies buckets back when it has waited for their messages.
+    # If the function copies buckets back, the last gradient was computed before the first copy.
     if copies_back:
         end_s = min(end_s, copies_back[0].start_s)
     # If a function still runs when the first message ends, and all messages were posted before
@@ -670,9 +670,8 @@ def _posts_of_gloo(trace: KinetoTrace, iteration: TracedIteration) -> list[_Post
             continue
         elements = _elements_of_post(event)
         sent = event
-        # A message of a collective that is not in `_REPLAYED` gets a post only so that the
-        # caller can refuse the collective. Its span is not looked for, and ``sent`` remains
-        # the operator.
+        # For any other collective, the span is not looked for, and ``sent`` remains the
+        # operator: its post is made only so that the caller can refuse the collective.
         if collective in _REPLAYED:
             span = _first_alike(unmatched, collective, elements, event.start_s)
             if span is None:
@@ -737,13 +736,13 @@ def _elements_of_post(post: Event) -> int:
     if not dims:
         return 0
     # The first input of a post is a tensor or a list of tensors, so that the shape of the
-    # first tensor is the innermost first list. A tensor of one number has an empty shape,
-    # whose product is 1.
+    # first tensor is the innermost first list.
     while isinstance(dims, list) and dims and isinstance(dims[0], list):
         dims = dims[0]
     # A damaged shape counts as unknown.
     if not isinstance(dims, list) or not all(isinstance(size, int) for size in dims):
         return 0
+    # A tensor of one number has an empty shape, whose product is 1.
     return math.prod(dims)
 
 

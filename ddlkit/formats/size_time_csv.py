@@ -312,8 +312,8 @@ def _sizes(header: tuple[str, ...]) -> list[_Quantity]:
             continue
         # "bytes", "byte" and "b" are one unit.
         unit = re.sub("bytes?", "b", match["unit"] or "")
-        # The name as a whole, match[0], may say that sizes are in bytes without a unit at
-        # its end, as "n_bytes" does.
+        # A name without a unit at its end may still say that sizes are in bytes, as "n_bytes"
+        # does. The whole name is match[0].
         if not unit and "bytes" in match[0]:
             unit = "b"
         ambiguous_unit = unit if unit in _POWERS_OF_AMBIGUOUS_UNITS else ""
@@ -507,8 +507,8 @@ def _refuse_dividing(
     column of measured numbers, which are different in each row, does not. ``cells`` are the
     values of the column ``name``, one for each row of ``frame``.
     """
-    # A column that counts repeats of a measurement does not divide the times. `_in_letters`
-    # reduces its name, such as "Iter #", to small letters.
+    # A column that counts repeats of a measurement does not divide the times. Its name may be
+    # spelled like "Iter #", which `_in_letters` makes "iter".
     if _in_letters(name) in REPEATS_NAMES:
         return
     if _divides_times(frame, cells):

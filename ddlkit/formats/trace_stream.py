@@ -149,11 +149,10 @@ class _Buffer:
                 value, end = self.decoder.raw_decode(self.text, self.position)
             except (json.JSONDecodeError, RecursionError):
                 # The value may only end in the next chunk of the file, so it is parsed again
-                # with that chunk, unless its text is already longer than any entry. A value
-                # that is nested too deeply for Python (RecursionError) fails each time, and
-                # is refused in the end. The text may also have entries before the value that
-                # are parsed already. `read_more` drops them, and they are usually short against
-                # the limit.
+                # with that chunk. A value that is nested too deeply for Python (RecursionError)
+                # fails each time, until its text is longer than any entry, and is then refused.
+                # Entries that are parsed already count for this length until `read_more` drops
+                # them, but they are usually short against the limit.
                 is_too_long = len(self.text) > MOST_CHARACTERS_OF_ENTRY
                 if is_too_long or not self.read_more():
                     raise _cut_short(self.source) from None
@@ -232,9 +231,9 @@ def _skip_key(buffer: _Buffer) -> str | None:
     The buffer must be at the beginning of an object. The result is None if the object has no
     such key, or if the text before the key is too long.
     """
-    # Facts about the training stand before the key, and may fill several chunks. If this
-    # text is longer than any such facts, the file is no trace, and the rest is not read.
-    # The buffer's text before its position is white space, so all of the text is searched.
+    # Chunks are read until one has the key, because facts about the training stand before it.
+    # If the text is longer than any such facts, the file is no trace, and the rest is not read.
+    # The buffer's text before its position is white space, so all of the text can be searched.
     while _KEY not in buffer.text:
         if len(buffer.text) > MOST_CHARACTERS_OF_ENTRY or not buffer.read_more():
             break

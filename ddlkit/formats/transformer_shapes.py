@@ -84,7 +84,7 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
         raise UserError(f"{file}: {problem} ({listed}): choose one with --network")
     if options.sequence is None:
         remedy = "give --sequence"
-        # The error for times that are missing would otherwise be the next one.
+        # If times are missing as well, the user should not learn it from a second error.
         if options.compute_s is None and options.peak is None:
             remedy += ", and for the times --compute-s, or --peak with --utilisation"
         raise UserError(
@@ -186,7 +186,7 @@ class Decoder:
             raise UserError(
                 f"a transformer of {sizes}, {self.positions} positions: {limits}"
             )
-        # Each head has an equal part of the width.
+        # Each head must have an equal part of the width.
         if self.d_model % self.heads:
             raise UserError(
                 f"d_model {self.d_model}: must be a multiple of the {self.heads} heads"

@@ -394,8 +394,8 @@ def _costs_by_form(
     costs_by_form = {
         form: _fitted(rows, form, draws=0).cost for form in forms if form != UNFITTED
     }
-    # The form UNFITTED is no fit, but the straight line that follows from the rate of the
-    # link. A link without a limit has the rate 0 in tables.
+    # The form UNFITTED is no fit, but the straight line that follows from the rate of the link. It
+    # needs a link with a limit. A link without one has the rate 0 in tables.
     if UNFITTED in forms and rows["link_bits_per_s"].all():
         costs_by_form[UNFITTED] = _unfitted(rows)
     return costs_by_form
@@ -477,8 +477,8 @@ def shared_link(samples: pd.DataFrame) -> Link:
     rate_bits_per_s = float(first["link_bits_per_s"])
     messages_at_once = software_at_once(samples)
     burst_s = 0.0
-    # The name of a lab's link states its burst. In tables, a link whose rate is not
-    # limited has the rate 0.
+    # Only a lab's link whose rate is limited has a burst, which its name states. A link without a
+    # limit has the rate 0 in tables.
     if is_lab(name) and rate_bits_per_s:
         burst_s = read_link(name).burst_s
     # Without a burst, the fitted cost of a message says how long its bytes use the link.

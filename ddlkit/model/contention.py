@@ -248,8 +248,8 @@ def _ratios(rows: pd.DataFrame) -> tuple[Floats, Floats]:
     """
     # The mean time of each quantity in each round. The quantities are "backward", which
     # is the compute, and "message". The column "beside" says what went on at the same time.
-    # With values of these two columns, `seconds[quantity, beside]` has an index of the other
-    # three: the size of a message, the number of messages, and the round.
+    # Below, `seconds[quantity, beside]` are the times with some values of these two columns,
+    # by the other three: the size of a message, the number of messages, and the round.
     key = ["quantity", "beside", "bytes", "messages", "repeat"]
     seconds = rows.groupby(key)["seconds"].mean()
     # Compute that was timed alone has 0 bytes and 0 messages in all rounds, so only the

@@ -561,9 +561,9 @@ def explanation(
         _refuse_slow_reference(training, reference)
         costs: _Costs | None = _Costs(reference)
     else:
-        # Messages that are in flight together share the link, but not their start-ups. So the
-        # time that each would take alone depends on the start-up. The start-up of a reference
-        # is in ``training`` already. Without a reference, it is fitted here.
+        # If messages are in flight together, they share the link, but not their start-ups. So
+        # the time that each would take alone depends on the start-up. That of a reference would
+        # be in ``training`` already. Without a reference, it is fitted here.
         if training.schedule.in_flight > 1:
             training = _with_fitted_startup(training, compared)
             # The times of messages have changed, so the iterations are replayed anew.
@@ -717,10 +717,10 @@ def _findings(
     yield _finding_of_profiler(training.traces[0])
     yield from training.findings
     yield from _slow_iterations(compared)
-    # Ranks see the end of a message at different times. The lag of a rank is the time from the
-    # end until the rank sees it. `lag_share` is by how much an iteration that is replayed without
-    # lags differs from one with them. Every cause is removed from a replay that keeps the
-    # lags, so that no cause contains them.
+    # The lag of a rank is the time from the end of a message until the rank sees it, and
+    # `lag_share` is by how much an iteration that is replayed without lags differs from one with
+    # them. If lags are large, the user should know that no cause contains them: each cause is
+    # removed from a replay that keeps the lags.
     if compared.lag_share > LARGE_LAG:
         text = (
             f"why ranks see the ends of messages at different times, by which iterations "
@@ -992,10 +992,10 @@ def _in_rounds(schedule: Schedule) -> Floats:
 
     A round lasts from the last wait of an iteration to the last wait of the next one. It
     has the work behind the last wait of the earlier iteration, such as the update, and the
-    work of the later iteration up to its last wait. Behind the last wait of an iteration,
-    ranks go on into the next one without waiting for each other. So a rank that is slow in the
-    one part of a round can make up for it in the other. The first round has no work of an
-    earlier iteration, and the last round none of a later one.
+    work of the later iteration up to its last wait. Ranks do not wait for each other where one
+    iteration ends and the next one begins. So a rank that is slow in the first part of a round
+    can make up for it in the second part. The first round has no work of an earlier iteration,
+    and the last round none of a later one.
     """
     # For each segment, whether it lies behind the last wait.
     behind = _behind_last_wait(schedule)
@@ -1231,7 +1231,7 @@ def _straggler(
             f"judged iterations, and there are {n_judged}"
         )
     # The first condition: over all judged iterations, the rank that costs the most costs far more
-    # than the next one. The first is the rank of ``slowest``. There are always two ranks, because
+    # than the next one. ``first`` is the rank of ``slowest``. There are always two ranks, because
     # `explanation` refuses a training of one.
     medians_s = np.median(gains_by_rank_s, axis=1)
     first, second, *_ = np.argsort(-medians_s)

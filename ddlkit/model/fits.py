@@ -148,7 +148,8 @@ def compare(
                 algorithm=algorithm,
             )
         except UserError:
-            # Only the chosen form and those that were asked for must have a fit.
+            # The error is raised only for the chosen form and for those that were asked for. Other
+            # forms have no fit then.
             if form in (chosen, *forms):
                 raise
         # A form that needs every size has no errors at held-out sizes.
@@ -333,7 +334,8 @@ def burst_left_out(link: str) -> Iterator[str]:
     >>> len([*burst_left_out("lab:1gbit")]), len([*burst_left_out("loopback")])
     (1, 0)
     """
-    # A link that no lab made has no burst. A name such as "lab" without a rate states none.
+    # A link that no lab made has no burst, and neither has a lab's link without a rate, such as
+    # "lab".
     if ":" not in link or not is_lab(link):
         return
     if read_link(link).burst_s:

@@ -321,9 +321,9 @@ class NodeCosts:
         larger = self._next_larger(anchor, nodes)
         if larger is not None:
             seconds = np.minimum(seconds, _upper_limits_s(anchor, larger))
-        # An all-gather or a reduce-scatter on r times the anchor's nodes is predicted from a buffer
-        # of 1/r of its size on the anchor, in which the shards of the ranks are as large. Sizes
-        # for which the anchor's table does not reach that far have NaN, and are left out.
+        # Sizes whose times cannot be predicted have NaN, and are left out. On r times the anchor's
+        # nodes, an all-gather or a reduce-scatter is predicted from one of 1/r of its size on the
+        # anchor, where the shard of a rank is as large. The anchor's table may not reach that far.
         is_known = np.isfinite(seconds)
         # A table interpolates between sizes, so it needs two of them.
         if is_known.sum() < 2:
@@ -337,9 +337,9 @@ class NodeCosts:
         GPUs on each node as the anchor, and several sizes. It is None if there is no such table, or
         if ``anchor`` itself has more nodes than ``nodes``.
         """
-        # The result bounds from above what is predicted from the anchor. The anchor has more
-        # nodes than ``nodes`` only if it is the smallest table of several nodes. Fewer nodes
-        # are then predicted from it alone, without a bound.
+        # The result bounds from above what is predicted from the anchor. If the anchor itself has
+        # more nodes, it is the smallest table of several nodes. Fewer nodes are then predicted from
+        # it alone, without a bound.
         if anchor.nodes > nodes:
             return None
         for table in self.of_collective(anchor.collective):

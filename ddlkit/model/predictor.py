@@ -296,12 +296,13 @@ def draw_iterations(
     compute_factors = np.random.default_rng(0).choice(compute_scatter, len(costs))
     drift = np.ones(len(costs))
     slowdowns = None
-    # A contention says how much messages and compute slow each other down. It is known of
-    # real training only: a replay sleeps for its compute times, which neither drift nor are
-    # slowed down. ``iteration`` has the median slowdowns, and each draw has its own.
+    # A contention says how much messages and compute slow each other down. If there is one, the
+    # iteration is one of real training, whose compute drifts and is slowed down. A replay sleeps
+    # for its compute times, and has none.
     if contention:
         normal = np.random.default_rng(2).standard_normal(len(costs))
         drift = np.exp(compute_drift * normal)
+        # ``iteration`` has the median slowdowns, and each draw has its own.
         slowdowns = contention.of_messages(iteration.group_bytes, drawn=len(costs))
     iterations_s = iteration.draws(
         costs,

@@ -266,7 +266,7 @@ def _refuse_other_runs(traces: Sequence[RankTrace]) -> None:
         # If the lower bound is above the upper one, no difference of clocks agrees with both.
         # The best a lies in the middle and misses both by half of ``apart_s``, as the error says.
         apart_s = ahead_at_least_s - ahead_at_most_s
-        # During one run, clocks drift apart by a small share of its duration.
+        # A small ``apart_s`` is no contradiction, because clocks drift apart during a run.
         if apart_s > MOST_DRIFT * lasted_s:
             raise UserError(
                 f"{first.source} and {other.source} are of different runs: whatever the "
@@ -673,8 +673,7 @@ def _work_of_iteration_s(
         for copy in iteration.copies_into:
             if now_s <= copy.start_s < end_s:
                 copies_s[s] += copy.end_s - copy.start_s
-        # A segment of backward that ends later than the compute of backward holds nothing but
-        # copies out of buckets, so all its work counts as copies.
+        # If a segment holds nothing but copies out of buckets, all its work counts as copies.
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
@@ -780,8 +779,8 @@ def _with_seen_ends(trace: RankTrace) -> RankTrace:
     iteration ends. A later end is moved back to this instant, but not before the start of the
     message. The trace of a GPU is returned unchanged.
     """
-    # A GPU goes on when the message has ended on its stream, so that its trace has the right
-    # ends.
+    # The trace of a GPU has the right ends, because a GPU goes on when the message has ended on its
+    # stream.
     if trace.device != "cpu":
         return trace
     iterations = []

@@ -455,7 +455,7 @@ def scale(
         most_nodes = max(count.nodes for count in counts)
         costs = _costs_of(collectives, anchor.gpus_per_node, most_nodes, workload)
         findings += _on_tables(costs, workload)
-        # Tables that end below the largest message of the training are continued to its size.
+        # If the gradients are known, tables that end below their largest message are continued.
         if workload is not None:
             costs = costs.continued_to(_largest_bucket_bytes(workload))
     # Counts also get the steps that they would have if nothing but messages lengthened them.
@@ -508,22 +508,22 @@ def _jobs_of(steps: DataFrame, findings: list[Finding]) -> list[_Jobs]:
     # The launch is the slow first step of a job. The new column ``is_one_step`` tells rows of
     # single steps from mean steps of a job.
     steps = _without_launches(steps, findings)
-    # These are single jobs. Jobs with the same GPUs and nodes are put together below.
     all_jobs = _each_job(steps)
     # Of two jobs with the same times to the last digit, one is probably a copy. A job whose times
     # are far from all others probably has another unit than seconds, such as ms.
     _refuse_copies(all_jobs, findings)
     _refuse_other_unit(all_jobs)
+    # All jobs with the same numbers of GPUs and nodes are put together.
     by_count: dict[tuple[int, int], list[_Job]] = {}
     for job in all_jobs:
         by_count.setdefault((job.gpus, job.nodes), []).append(job)
-    jobs = []
+    counts = []
     for (gpus, nodes), jobs_of_count in sorted(by_count.items()):
         means_s = tuple(job.mean_s for job in jobs_of_count)
         # A job with only one row has its mean step there, and no single steps.
         single_s = [job.steps_s for job in jobs_of_count if job.has_single_steps]
-        jobs.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
-    return jobs
+        counts.append(_Jobs(gpus, nodes, means_s, tuple(chain.from_iterable(single_s))))
+    return counts
 
 
 @dataclass(frozen=True)
@@ -851,7 +851,7 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
                 f"{problem}, identical to the digit: one is a copy, so leave it out, or measure "
                 "the job again"
             )
-        # Rounded steps on different numbers of GPUs are often equal, which is no reason to warn.
+        # On different numbers of GPUs, rounded steps are often equal, and nothing is said.
         if job.gpus == first.gpus:
             findings.append(Finding("warning", text=f"{problem}: one may be a copy"))
 
@@ -1341,7 +1341,7 @@ def _unmeasured(
 ) -> Count:
     """Return a count of GPUs and nodes that was not measured, with its scaling factors.
 
-    A scaling factor is the step on the smallest measured count, ``smallest``, by ``step_s``.
+    A scaling factor is the step on ``smallest``, the smallest measured count, divided by the step.
     """
     # The longest step has the lowest factor.
     lower_s, upper_s = interval_s
@@ -1490,9 +1490,9 @@ def _on_short_tables(costs: NodeCosts, workload: Workload | None) -> list[Findin
     advice = f"measure sizes up to {units.format_bytes(largest_bytes)}"
     # If times were continued so far beyond the table, they would be too wrong.
     is_too_short = largest_bytes > scaling.MOST_TIMES_OF_SIZE * last_bytes
-    # A table is continued only to predict the messages of known gradients, along the line through
-    # its two largest sizes. At 8 times the largest size, the times of published tables differ from
-    # this line by up to 61% (`ddlkit.core.scaling.MOST_TIMES_OF_SIZE`).
+    # Only the messages of known gradients need times beyond the table. These times lie on the line
+    # through its two largest sizes. At 8 times the largest size, the times of published tables
+    # differ from this line by up to 61% (`ddlkit.core.scaling.MOST_TIMES_OF_SIZE`).
     if is_too_short and workload is not None:
         raise UserError(
             f"{facts}, and times are continued to {scaling.MOST_TIMES_OF_SIZE:g} times the largest "
@@ -1520,8 +1520,8 @@ def _with_messages(
     # Gradients are exchanged by all-reduces.
     if workload is None or costs is None or "all_reduce" not in costs.collectives:
         return count
-    # The tables may be of other numbers of nodes, or of other numbers of GPUs on a node, from
-    # which the times of these messages do not follow.
+    # One GPU sends no messages. For other counts, the times may not follow from the tables, for
+    # example if these are of other numbers of GPUs on a node.
     if count.gpus == 1 or not costs.knows("all_reduce", count.nodes, count.gpus):
         return count
     # All compute times are multiplied by one factor, so that an iteration without messages takes
@@ -1629,14 +1629,14 @@ def _kernels_s(
         f"the kernels of NCCL took {units.format_seconds(kernels_s)}, longer than a step on "
         f"{_gpus(anchor.gpus)} ({units.format_seconds(anchor.step_s)})"
     )
-    # The kernels of a single step should not take longer than it. With the default of one step, the
-    # user probably did not say in how many steps they ran.
+    # If the kernels of a single step took longer than the step, the user probably did not say in
+    # how many steps the kernels ran, and this number has its default of 1.
     if kernels_s > anchor.step_s and kernel_steps == 1:
         raise UserError(
             f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
             "Python)"
         )
-    # If the user said in how many steps they ran, this number may be right.
+    # A number of steps that the user has given may be right, so there is only a warning.
     if kernels_s > anchor.step_s:
         text = f"{took}, in {kernel_steps} steps: check this number, and that one GPU was traced"
         findings.append(Finding("warning", text=text))
@@ -1865,8 +1865,8 @@ def _wish_by_likely_factors(
 
     A count is a number of GPUs on a number of nodes. The scaling factor of ``asked`` is the step on
     the smallest of the ``measured`` counts, divided by its own step. ``trusted`` are those measured
-    counts that need not be measured again. If ``asked`` was predicted, its step is not shorter than on
-    the nearest smaller trusted count nor longer than on the nearest larger trusted one.
+    counts that need not be measured again. If ``asked`` was predicted, its step is not shorter than
+    on the nearest smaller trusted count, and not longer than on the nearest larger trusted one.
     """
     smallest = _smallest(measured)
     # The share of its step by which another job on a count may be faster or slower.
@@ -1880,20 +1880,24 @@ def _wish_by_likely_factors(
     # smallest count is fast and ``asked`` is slow.
     lowest = fastest_smallest_s / slowest_s
     highest = slowest_smallest_s / fastest_s
-    answer = "open"
-    where = f"so that {factor:g} may be reached or missed"
     if lowest >= factor:
         answer = "yes"
-        where = f"not below {factor:g}"
+        compared_with_wish = f"not below {factor:g}"
     elif highest < factor:
         answer = "no"
-        where = f"below {factor:g}"
+        compared_with_wish = f"below {factor:g}"
+    else:
+        answer = "open"
+        compared_with_wish = f"so that {factor:g} may be reached or missed"
     # The factors of the likely steps on ``asked``, before the range of the smallest count is added.
     limited_factors = (smallest.step_s / slowest_s, smallest.step_s / fastest_s)
     origin = _origin_of_likely_factors(
         asked, smallest, limiting, scatter, limited_factors
     )
-    reason = f"the factor is likely between {lowest:.2f} and {highest:.2f}, {where}. {origin}"
+    reason = (
+        f"the factor is likely between {lowest:.2f} and {highest:.2f}, {compared_with_wish}. "
+        f"{origin}"
+    )
     return Wish(factor, asked.nodes, answer, reason, (lowest, highest))
 
 
@@ -1961,7 +1965,7 @@ def _smallest_range_s(smallest: Count, asked: Count, scatter: float) -> Interval
         return smallest.range_s
     # One job measured the smallest count. At least one of the two steps in the factor has to allow
     # for a job that was not measured. If several jobs measured ``asked``, its range has these
-    # jobs alone, so the range of the smallest count is always widened.
+    # jobs alone. The range of the smallest count is then always widened.
     if asked.jobs > 1:
         return _jobs_s(smallest, max(scatter, SINGLE_JOB_SHARE))
     # If one job measured ``asked``, or if it was predicted, its range is wider than what was
@@ -2078,13 +2082,13 @@ def _missing_for_messages(costs: Any, workload: Any) -> str:
     messages lengthen a step. Instead of both, the measured times of NCCL's kernels (--kernels) will
     do, because messages lengthen a step by at most these times.
     """
-    # What to give if neither was given. The cases below replace it.
-    advice = "give --collectives and a --profile"
-    if costs is not None and workload is None:
+    if costs is None and workload is None:
+        advice = "give --collectives and a --profile"
+    elif workload is None:
         advice = "add a --profile or a --trace, which has the gradients"
-    elif costs is None and workload is not None:
+    elif costs is None:
         advice = "add --collectives"
-    elif costs is not None:
+    else:
         # Both were given, but the tables lack the nodes of the measured steps.
         advice = (
             "add times of all-reduces on as many nodes as steps were measured on to "
@@ -2173,13 +2177,14 @@ def _on_messages(explained: Explained) -> Finding:
             f"{other_causes}"
         )
         return Finding("does not help", text=text)
-    text = f"may help: a faster network or other buckets, because {facts}"
     # Messages that explain less than half of the loss are not its main cause.
     if share < HALF_OF_LOSS:
         text = (
             f"helps at most in part: a faster network or other buckets, because {facts}; "
             f"{other_causes}"
         )
+    else:
+        text = f"may help: a faster network or other buckets, because {facts}"
     # This kind of finding stands for what helps and for what may help.
     return Finding("helps", text=text)
 
@@ -2351,7 +2356,7 @@ def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
         factors.append(count.scaling_factor)
         if count.scaling_factor_interval is not None:
             factors += count.scaling_factor_interval
-    # Factors are printed with two decimals, and smaller ones are rounded to 1.00 or less.
+    # Factors are printed with two decimals, so a factor below 1.005 is not seen to be above 1.
     if max(factors) < 1.005:
         return []
     text = (

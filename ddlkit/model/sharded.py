@@ -322,8 +322,8 @@ class Sharding:
         UserError
             If a pattern makes no unit, or if what follows "size:" is no size.
         """
-        # For each tensor, the modules of its unit. Units have no numbers yet, and are
-        # told apart by their modules.
+        # `modules_of_tensor` has, for each tensor, the modules of its unit. Units have no numbers
+        # yet, and are told apart by their modules.
         if spec.startswith(SIZE):
             least_bytes = _least_bytes(spec)
             modules_of_tensor = _units_by_size(profile, least_bytes)
@@ -476,10 +476,10 @@ class Sharding:
             if is_complete and unit not in (ROOT, first_unit):
                 program.scatter(unit)
 
-        # FSDP2 scatters the gradients of a unit when the gradient of the unit's input is
-        # ready. The root and the first unit take the input of the network, which has no
-        # gradient. So both scatter after the backward pass. The root may itself be the
-        # first unit, and scatters once.
+        # The root and the first unit scatter after the backward pass. FSDP2 scatters the
+        # gradients of a unit when the gradient of the unit's input is ready, and these two
+        # take the input of the network, which has no gradient. If the root is itself the
+        # first unit, it scatters once.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
@@ -581,7 +581,7 @@ def _least_bytes(spec: str) -> int:
     Raises UserError if the text states no size, or a small number without a unit.
     """
     size = spec.removeprefix(SIZE)
-    # Whoever writes size:25 means megabytes. Units of so few bytes would be single layers.
+    # Whoever writes size:25 means megabytes, because units of 25 bytes would be single layers.
     if is_small_number(size):
         raise UserError(
             f"--units {shown(spec)}: units of {size} bytes: write {SIZE}{size}MB, or "
