@@ -848,19 +848,19 @@ class _InOneClock(NamedTuple):
         well as the ends that it sees. The lags, from the end of a message to the end that a rank
         sees, take up the shift, so that the replay still agrees with the trace.
         """
-        # When each rank posted a message, when the message could start on it, and when it had
-        # ended there, shape (I, R, K, 3).
-        instants_s = _instants_of_messages_s(traces)
+        # By the clock of each rank, each of shape (I, R, K).
+        posted_s, started_s, ended_s = _instants_of_messages_s(traces)
         # How far the clock of each rank is ahead, shape (I, R), from the ends of messages.
-        offsets_s = _ahead_of_first_rank_s(instants_s[..., 2])
-        instants_s = instants_s - offsets_s[:, :, None, None]
+        offsets_s = _ahead_of_first_rank_s(ended_s)
+        # The same for all messages of an iteration on a rank, shape (I, R, 1).
+        message_offsets_s = offsets_s[:, :, None]
         # Lists of the shape (R, I), which are transposed to (I, R) below.
         own_starts_s = [[i.start_s for i in trace.iterations] for trace in traces]
         own_ends_s = [[i.end_s for i in trace.iterations] for trace in traces]
         return cls(
-            posted_s=instants_s[..., 0],
-            started_s=instants_s[..., 1],
-            ended_s=instants_s[..., 2],
+            posted_s=posted_s - message_offsets_s,
+            started_s=started_s - message_offsets_s,
+            ended_s=ended_s - message_offsets_s,
             iteration_starts_s=np.transpose(own_starts_s) - offsets_s,
             iteration_ends_s=np.transpose(own_ends_s) - offsets_s,
         )
@@ -898,10 +898,10 @@ class _InOneClock(NamedTuple):
 
 
 def _instants_of_messages_s(traces: Sequence[RankTrace]) -> Floats:
-    """Return three instants of each message by the clock of each rank, shape (I, R, K, 3).
+    """Return three instants of each message by the clock of each rank, shape (3, I, R, K).
 
-    In the last axis are the instants in seconds when the rank posted the message, when the
-    message could start on this rank, and when it had ended there.
+    The first axis has when the rank posted the message, when the message could start on this
+    rank, and when it had ended there, in seconds.
     """
     by_rank = []
     for trace in traces:
@@ -911,8 +911,8 @@ def _instants_of_messages_s(traces: Sequence[RankTrace]) -> Floats:
                 [(m.posted_s, m.started_s, m.ended_s) for m in iteration.messages]
             )
         by_rank.append(by_iteration)
-    # Ranks come first in the list, and iterations first in the result.
-    return np.array(by_rank).transpose(1, 0, 2, 3)
+    # The shape of the list is (R, I, K, 3).
+    return np.array(by_rank).transpose(3, 1, 0, 2)
 
 
 def _ahead_of_first_rank_s(ends_s: Floats) -> Floats:

@@ -1341,7 +1341,8 @@ def _unmeasured(
 ) -> Count:
     """Return a count of GPUs and nodes that was not measured, with its scaling factors.
 
-    A scaling factor is the step on ``smallest``, the smallest measured count, divided by the step.
+    A scaling factor is the step on the smallest measured count, ``smallest``, divided by the step
+    on the count.
     """
     # The longest step has the lowest factor.
     lower_s, upper_s = interval_s
@@ -1986,10 +1987,10 @@ def _origin_of_likely_factors(
     """Return in sentences why the scaling factor of a count is likely to lie where it does.
 
     A count is a number of GPUs on a number of nodes. The factor is the step on ``smallest``,
-    divided by the step on ``asked``. ``limiting`` are the measured counts that limit the interval of a
-    predicted count. ``scatter`` is the share by which jobs of a count scatter. ``limited_factors``
-    are the ends of the interval within these limits, before the range of the step on ``smallest``
-    moves them further apart.
+    divided by the step on ``asked``. ``limiting`` are the measured counts that limit the interval
+    of a predicted count. ``scatter`` is the share by which jobs of a count scatter.
+    ``limited_factors`` are the ends of the interval within these limits, before the range of the
+    step on ``smallest`` moves them further apart.
     """
     if asked.measured:
         origin = _origin_of_measured(asked, scatter)
@@ -2039,8 +2040,9 @@ def _origin_of_smallest_range(smallest: Count, asked: Count, scatter: float) -> 
     on_smallest = _gpus(smallest.gpus)
     if smallest.jobs > 1:
         return f"The range also allows for each of the jobs on {on_smallest}"
-    # One job measured the smallest count. The share by which another job may differ there is the
-    # scatter of other jobs or, if that is too small, a share that is assumed.
+    # One job measured the smallest count, and another job may differ there by ``share``. If several
+    # jobs measured ``asked``, this is at least SINGLE_JOB_SHARE, which is assumed. Otherwise a
+    # scatter of no more than LEAST_SCATTER counts as none.
     share = scatter
     is_assumed = asked.jobs > 1 and scatter <= SINGLE_JOB_SHARE
     if is_assumed:
