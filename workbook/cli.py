@@ -130,8 +130,8 @@ def build(arguments: argparse.Namespace) -> None:
             f"--data {arguments.data}: is no directory: name the one in which "
             "python -m workbook record wrote its tables"
         )
-    # Without --data, a clone in which nothing was measured yet shows the recordings only. Whoever
-    # names a directory expects to see what was measured.
+    # A directory that is named must hold tables. Only without --data is it no error if nothing was
+    # measured yet, and then the recordings alone are shown.
     if arguments.data is not None and not with_tables(arguments.data):
         raise UserError(
             f"--data {arguments.data}: holds no recorded tables: name the directory in which "
@@ -243,7 +243,6 @@ def texts(arguments: argparse.Namespace) -> int:
     """
     from workbook.site import passages
 
-    # Without --check, files are written, and not compared.
     if not arguments.check:
         # The names of the files that have changed.
         written = passages.write()
@@ -252,7 +251,7 @@ def texts(arguments: argparse.Namespace) -> int:
         if not written:
             print("all numbers in README.md and docs/ were current already")
         return 0
-    # The names of the files that are not current, which are left unchanged.
+    # The names of the files that are not current. None is changed.
     outdated = passages.outdated()
     for name in outdated:
         print(
@@ -385,8 +384,7 @@ def record(arguments: argparse.Namespace) -> int | None:
         ],
         "has no effect with --preflight, which measures nothing",
     )
-    # These suites are of one device. All others may be measured on either device, so that
-    # --device must say which one is checked.
+    # The suites of a single device. For any other name, --device must say which one is checked.
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
     if device is None:
@@ -407,7 +405,7 @@ def _record(arguments: argparse.Namespace) -> Path | str:
         If an option has no effect on what is measured, names no network, or names a directory
         or file that cannot be written, or as `workbook.record.recording.record` does.
     """
-    # These recordings belong to no suite, and have a function of their own.
+    # If the name is straggling, it is no suite, and has a function of its own.
     if arguments.name == STRAGGLING:
         return _record_straggling(arguments)
     from workbook.record import recording
@@ -422,7 +420,7 @@ def _record(arguments: argparse.Namespace) -> Path | str:
     _refuse_networks(arguments.networks)
     # `record` takes each network as the user wrote it, such as "resnet50:32".
     names = arguments.networks.split(",") if arguments.networks else ()
-    # An interrupt of the user says where the tables are that were already measured.
+    # If the user interrupts, a message says where the tables are that were already measured.
     with interrupt_says_kept(arguments.out):
         directory_or_plan = recording.record(
             arguments.name,
@@ -462,7 +460,7 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
     UserError
         If an option is given that has no effect here.
     """
-    # The scenarios file has all settings of these recordings but their directory.
+    # A file in data/straggling has all settings of these recordings except for their directory.
     refuse_given(
         arguments,
         [
@@ -519,8 +517,7 @@ def campaign(arguments: argparse.Namespace) -> None:
             "cases, as examples/campaign.yml; suites are measured by python -m workbook "
             "record"
         )
-    # `_record` also asks for the options by which the command record chooses parts of a suite.
-    # This command does not have them, so that they are set as if they were not given.
+    # `_record` also reads these options of the command record, which this command does not have.
     arguments.suite = None
     arguments.device = None
     arguments.networks = None
@@ -545,7 +542,7 @@ def _print_comparison(directory: Path) -> None:
     try:
         lines = [*compared(directory)]
     except UserError as error:
-        # The runs were measured all the same, so that the command has not failed.
+        # The command has not failed, because the runs were measured all the same.
         lines = [f"The runs cannot be compared with predictions: {error}"]
     for line in lines:
         print(line)
@@ -585,14 +582,14 @@ def pack(arguments: argparse.Namespace) -> None:
     folder = arguments.folder or places.RECORDED
     if not folder.is_dir():
         raise _no_directory(str(folder), folder)
-    # The folder and its subfolders, as far as they hold tables. Each is packed on its own.
+    # The folder itself and its subfolders, if they hold tables. Each is packed on its own.
     directories = with_tables(folder)
     if not directories:
         raise UserError(
             f"{folder}: holds no recorded tables: give a folder of CSV tables, as "
             "data/recorded"
         )
-    # The paths of the tables that are packed now. Those that were packed before are left out.
+    # The paths of the tables that are packed now, without those that were packed before.
     packed = []
     for directory in directories:
         # Only one process at a time can hold the lock of a folder.

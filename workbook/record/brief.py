@@ -41,8 +41,8 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     batch : int
         The number of samples in its batch.
     clock : callable
-        What times the products. It is called with a function that multiplies and one that waits
-        until the device is done, and returns seconds.
+        Times the products. It takes a function that multiplies and one that waits until the device
+        is done, and returns seconds.
 
     Returns
     -------
@@ -63,7 +63,8 @@ def measure(directory: Path, network: str, batch: int, clock: Clock) -> str:
     try:
         # Lines of progress are no part of the notebook.
         with redirect_stderr(StringIO()):
-            # Tables ``layers`` and ``samples``. With None, torch keeps its number of threads.
+            # Tables ``layers`` and ``samples``. If ``threads`` is None, torch keeps its number of
+            # threads.
             tables = dict(
                 layer_tables(network, batch, device, "fp32", budget, threads=None)
             )

@@ -192,8 +192,7 @@ class Grid:
     name: str = ""
 
     def __post_init__(self) -> None:
-        # The cases are the product of all fields that are lists. The other fields are the rounds,
-        # the calibration and the name.
+        # All fields are lists but the rounds, the calibration and the name.
         lists = [
             value for value in vars(self).values() if isinstance(value, (list, tuple))
         ]
@@ -206,22 +205,22 @@ class Grid:
         for name, _ in self.networks:
             # Raises for an unknown network.
             known_networks.find(name)
-        # `shapes` raises for a lab that cannot exist, once it is read to the end.
+        # Raises for a lab that cannot exist. `shapes` is a generator, of which `list` reads all.
         list(self.shapes())
 
     def shapes(self) -> Iterator[LabShape]:
-        """Yield the shapes of all labs: each number of workers at each rate by each engine.
+        """Yield the shapes of all labs, one for each combination of workers, rate and engine.
 
-        An engine makes a lab's links. Links of the engine "emulated" have each delay with each
-        loss. Raises UserError for a lab that cannot exist.
+        The engine is what makes the lab's links. For the engine "emulated" there is a lab for each
+        delay with each loss. Raises UserError for a lab that cannot exist.
         """
-        emulated_links = [
+        conditions_of_emulated = [
             Conditions(delay_s, loss)
             for delay_s, loss in itertools.product(self.delays, self.losses)
         ]
-        # The first engine is the token bucket of the Linux kernel, whose links have a rate only.
-        # `Conditions()` has no delay and no loss.
-        if ENGINES[0] in self.engines and emulated_links != [Conditions()]:
+        # The links of the first engine, which is the token bucket of the Linux kernel, can have no
+        # delay and no loss. `Conditions()` has neither.
+        if ENGINES[0] in self.engines and conditions_of_emulated != [Conditions()]:
             raise UserError(
                 "delays and the like: only links of engines: emulated have these"
             )
@@ -232,10 +231,10 @@ class Grid:
                     "workers: one worker alone sends nothing: use at least 2"
                 )
             if engine == ENGINES[0]:
-                # In the shape of a lab, None in place of conditions stands for this engine.
+                # A lab without conditions has the links of this engine.
                 yield LabShape(workers, rate_bits_per_s, None)
                 continue
-            for conditions in emulated_links:
+            for conditions in conditions_of_emulated:
                 yield LabShape(workers, rate_bits_per_s, conditions)
 
     def requests(self) -> Iterator[Request]:
@@ -267,38 +266,38 @@ def labs_of(
     Returns
     -------
     list of LabPoints
-        One element for each shape of lab. A request that several grids make of the lab stands in it
-        once, with the largest of their numbers of rounds.
+        One element for each shape of lab. If several grids make the same request of a lab, the lab
+        has the request once, with the largest of their numbers of rounds.
 
     Raises
     ------
     UserError
         If the grids have different calibrations or names.
     """
-    # All grids share the tables of a lab, and so its
-    # calibration and the folder that the name gives.
+    # Grids that ask for the same lab share its tables. They must therefore agree on the calibration
+    # of the lab, and on the name, from which the folder of the tables follows.
     if len({(grid.calibration, grid.name) for grid in grids}) > 1:
         raise UserError(f"{file}: calibration, name: must be the same in all its grids")
-    labs: dict[LabShape, dict[Request, int]] = {}
+    # By the shape of the lab, the number of rounds of each request.
+    asked_by_lab: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
         for shape, request in itertools.product(grid.shapes(), grid.requests()):
-            rounds = labs.setdefault(shape, {})
-            # Two grids may ask for the same request. The larger number of rounds serves both.
-            rounds[request] = max(grid.rounds, rounds.get(request, 0))
+            asked = asked_by_lab.setdefault(shape, {})
+            asked[request] = max(grid.rounds, asked.get(request, 0))
     extent = grids[0].calibration
     folder = f"{CAMPAIGN}-{grids[0].name}" if grids[0].name else ""
     return [
-        LabPoints(shape, rounds, extent, out, folder, device)
-        for shape, rounds in labs.items()
+        LabPoints(shape, asked, extent, out, folder, device)
+        for shape, asked in asked_by_lab.items()
     ]
 
 
 def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
     """Yield all points of a campaign, which are its separate measurements, lab by lab.
 
-    Each lab is calibrated before and after its replays. Without replays, the second calibrations
-    begin once all labs have had their first one, so that the two calibrations of a lab lie far
-    apart in time. The last point then predicts all cases.
+    Each lab is calibrated before and after its replays. If the cases are only predicted, the second
+    calibrations begin once all labs have had their first one, so that the two calibrations of a lab
+    lie far apart in time. The last point then predicts all cases.
 
     Parameters
     ----------
@@ -317,8 +316,7 @@ def campaign(labs: Sequence[LabPoints], predict: bool) -> Iterator[Point]:
         for lab in labs:
             yield from lab.calibrations(AFTER)
         measure = partial(predicted_cases, labs)
-        # `needs.PREDICTED` takes a number of cases. All cases of a lab together count as one here,
-        # and are expected to take as long as one case elsewhere, `needs.CASE_S`.
+        # `seconds` takes a number of cases. Here, all cases of a lab together count as one.
         estimate_s = needs.PREDICTED.seconds(len(labs))
         # All labs of a campaign have the same folder.
         yield Point("predicted", "cases", measure, estimate_s, folder=labs[0].folder)
@@ -346,9 +344,9 @@ def prediction_rows(
     case : Case
         The case.
     ours : Forecast
-        The forecast of this project's model. If it has ``paired_interval_s``, an interval of the
-        iteration that leaves out how compute has changed since its profile, the ends of the
-        interval become the rows "lower" and "upper".
+        The forecast of this project's model. The ends of its ``paired_interval_s`` become the rows
+        "lower" and "upper". This interval of the iteration leaves out how compute has changed since
+        its profile. A forecast may have none.
     predicted_s : mapping
         By model, ours among them, the predicted seconds of the iteration and of its exposed communication.
 
@@ -369,9 +367,10 @@ def prediction_rows(
         rows.append((rivals.OURS, "upper", upper_s))
     # A model that does not predict a quantity gives NaN, and has no row.
     table = pd.DataFrame(rows, columns=["model", "quantity", "seconds"]).dropna()
-    # Two columns of an older format, which are always empty now. An empty ``cost`` says that the
+    # The table has two more columns, which are always empty here. An empty ``cost`` says that the
     # cost of messages is the table of their measured times. An empty ``drift`` says that the drift
-    # of a link, which is how its sessions differ, was estimated from its own sessions alone.
+    # of a link, which is how its sessions differ, was estimated from the sessions of this link
+    # alone.
     return table.assign(case=case.key, cost="", drift="")
 
 
@@ -405,16 +404,17 @@ def predicted_by(path: Path, cases: Iterable[Case]) -> str:
 def guessed_cost(shape: LabShape, collective: str) -> MessageCost:
     """Return a cost of messages for a lab that has not been calibrated.
 
-    Bytes travel at the rate of the link. The start-up grows with the square of the number of
-    workers, which is a guess: more workers take more steps, and share the cores of one machine. It
-    also grows with the delay of the link. From this cost follow only how many messages a sample of
-    a calibration has, and how long measurements are expected to take.
+    Bytes travel at the rate of the link. The start-up of a message grows with the delay of the link
+    and with the square of the number of workers. The square is a guess: more workers take more
+    steps, and share the cores of one machine. The cost only decides how many messages a sample of a
+    calibration has, and how long measurements are expected to take.
     """
     s_per_byte = wire_s_per_byte(collective, shape.workers, shape.rate_bits_per_s)
     software_s = ALPHA_S * shape.workers**2
-    # A ring of N workers has about 2 N steps. Each takes a round trip, which is twice the delay of one way.
-    delays_s = 2 * shape.workers * 2 * one_way_delay_s(shape.link)
-    alpha_s = software_s + delays_s
+    # A ring of N workers has about 2 N steps, each of which takes a round trip.
+    steps = 2 * shape.workers
+    round_trip_s = 2 * one_way_delay_s(shape.link)
+    alpha_s = software_s + steps * round_trip_s
     return AlphaBeta(
         alpha_s,
         s_per_byte,
@@ -564,24 +564,25 @@ class LabPoints:
     def _largest_bytes(self, request: Request) -> int:
         """Return the bytes of a request's largest message, as a calibration counts them.
 
-        It has all gradients. If they are sparsified, it has the values of all selected elements.
+        The largest message has all gradients or, for a sparse request, the values of all selected
+        elements.
         """
         n_bytes = gradient_bytes(request.network)
         if not request.sparse:
             return n_bytes
         n_selected = selected(n_bytes // ELEMENT_BYTES, request.density)
-        # An all-gather is counted by the bytes of all ranks together. The indices go in a message
-        # of their own with as many bytes, which is not added.
+        # The size of an all-gather is that of all ranks together. The indices are not added,
+        # because they go in a message of their own, with as many bytes.
         return self.shape.workers * ELEMENT_BYTES * n_selected
 
     def calibrations(self, session: int) -> Iterator[Point]:
         """Yield a point for each collective of one calibration session, `BEFORE` or `AFTER`.
 
-        Both sessions add to the same tables. The ``moment`` of a point tells them apart. Its
-        function ``left`` returns the sizes that the session has still to measure.
+        Both sessions add to the same tables. Their points differ in the ``moment``. The function
+        ``left`` of a point returns the sizes that the session has still to measure.
         """
         for collective in self.collectives:
-            # How long the calibration takes must be known before any message was measured.
+            # The calibration measures the cost of messages. Until then a guess has to do.
             cost = guessed_cost(self.shape, collective)
             sizes = self._calibration_sizes(collective)
             settings = self._calibration_settings(collective, sizes, cost)
@@ -599,8 +600,8 @@ class LabPoints:
     def _calibration_sizes(self, collective: str) -> list[int]:
         """Return the sizes in bytes of the messages of a calibration, in rising order.
 
-        They are the sizes of the extent, up to a largest message. This has all gradients of the
-        largest request that uses the collective.
+        These are the sizes of the extent that are smaller than the largest message of any request
+        that uses the collective, and the size of this message.
         """
         largest = max(
             self._largest_bytes(request)
@@ -624,13 +625,13 @@ class LabPoints:
         cost : MessageCost
             The expected cost of a message.
         """
-        # On a link without a delay, a sample has as many messages as a replay posts at once.
+        # A sample has as many messages as a replay posts at once.
         messages = MESSAGES_PER_SAMPLE
-        # On a link with a delay, so many messages could take minutes. A sample then has as many
-        # messages as fit into `SAMPLE_S` if each takes its start-up alone, as a message of 1 byte
-        # does. It has at least one.
         if one_way_delay_s(self.shape.link):
-            messages = int(np.clip(SAMPLE_S / float(cost(1)), 1, MESSAGES_PER_SAMPLE))
+            # On a link with a delay, so many messages could take minutes. A sample has only as many
+            # of the smallest messages as fit into `SAMPLE_S`, but at least one.
+            smallest_s = float(cost(1))
+            messages = int(np.clip(SAMPLE_S / smallest_s, 1, MESSAGES_PER_SAMPLE))
         budget = Budget(
             warmup=1,
             min_repeats=2,
@@ -649,13 +650,12 @@ class LabPoints:
         self, settings: CollectivesSettings, cost: MessageCost
     ) -> float:
         """Return the seconds that a calibration is expected to take, if messages have this cost."""
-        # The messages of a sample follow one another. Of large messages, `messages_at` posts fewer
-        # at once.
+        # The messages of a sample follow one another. A sample of large messages has fewer of them,
+        # as `messages_at` says.
         samples_s = [
             messages_at(size, settings.messages_per_sample) * float(cost(size))
             for size in settings.sizes
         ]
-        # Each size takes its budget, or three samples if these take longer.
         size_budget_s = EXTENTS[self.extent].max_s
         return needs.CALIBRATION.seconds(samples_s, size_budget_s)
 
@@ -688,8 +688,8 @@ class LabPoints:
         """
         # An interrupted session goes on with the sizes that it has left.
         settings = replace(settings, sizes=self._uncalibrated(session, settings))
-        # Two minutes to start, and then three times the expected time of all tries. Only a calibration that
-        # hangs exceeds this.
+        # Two minutes to start the ranks, and three times as long as all tries are expected to take.
+        # Only a calibration that hangs takes longer.
         timeout_s = 120 + 3 * vitals.TRIES * estimate_s
         with Lab(self.shape) as lab:
             rows = calibrate(lab, settings, timeout_s)
@@ -705,7 +705,7 @@ class LabPoints:
         path = self.path("layers", f"{request.network}-b{request.batch}-r1")
         is_missing = not store.has_table(path)
         if is_missing and not self.saved("runs"):
-            # It is left out if it takes longer than the time that is left.
+            # The measurement was left out, because it would have taken too long, or it failed.
             raise UserError(
                 f"the layers of {request.network} at batch size {request.batch} were not measured: "
                 f"{AGAIN_WITH_MORE_TIME}"
@@ -726,23 +726,23 @@ class LabPoints:
         """
         profile = self._profile(request)
         rows = self.calibration_rows(request.collective)
-        # Only the first session counts. With the one after the replays, the plans could become
-        # others than those that were replayed.
+        # The session after the replays must not count. With it, the plans could become others than
+        # those that were replayed.
         before = rows[rows["session"] == BEFORE]
-        # The calibration is left out if it takes longer than the time that is left.
         if before.empty:
+            # The calibration was left out, because it would have taken too long, or it failed.
             raise UserError(
                 f"no {request.collective} was measured before the replays: {AGAIN_WITH_MORE_TIME}"
             )
         cost = table_cost(before, self.shape.workers)
-        # The hash of the recorded selection times, by which a forecast of the case finds them. A
-        # dense case selects nothing and has no hash.
+        # A dense case selects nothing, so that it has no hash of selection times.
         selection_sha256 = ""
         if request.sparse:
             selecting = self.selection_times(request.density)
+            # By this hash, a forecast of the case finds the selection times.
             selection_sha256 = selecting.sha256
-            # A group of gradients costs the selection of its largest elements, and gathering
-            # the values and the indices of these.
+            # A group of gradients costs the selection of its largest elements, and the exchange of
+            # their values and indices.
             cost = SparseGather(cost, request.density, selecting=selecting)
         return plan_case(
             profile,
@@ -763,8 +763,8 @@ class LabPoints:
         distinct: dict[object, tuple[PlannedCase, int]] = {}
         for request, rounds in self.asked.items():
             case = self._plan(request)
-            # What tells cases apart: all of the request but the
-            # name of the plan, and the ends of the plan's groups.
+            # Two requests are the same case if they agree in all but the name of the plan, and
+            # their plans have the same groups.
             key = (request._replace(plan=""), case.plan.ends)
             first_case, most_rounds = distinct.get(key, (case, 0))
             distinct[key] = (first_case, max(rounds, most_rounds))
@@ -789,7 +789,8 @@ class LabPoints:
     def _left(self) -> Sequence[object]:
         """Return a list with an element for each iteration that is left to replay.
 
-        Only the number of its elements matters. Each round of a case is an iteration.
+        An iteration is a round of a case. What the elements are does not matter, because only their
+        number is used.
         """
         if self.saved("runs"):
             return self._missing()
@@ -826,17 +827,17 @@ class LabPoints:
 
         The result, the tables that the session is to save, is empty.
         """
-        # If there are predictions that lack a case, this raises before the case is replayed in
-        # vain.
+        # Comes first, because it raises if there are predictions that lack a case, whose replay
+        # would be in vain.
         predictions_hash = self._predicted_by()
         # Each missing iteration is a `PlannedCase` and the number of its round, from 0 on.
         missing = self._missing()
-        # The distinct planned cases in their order, which are the keys of the dictionary.
-        cases = list(dict(missing))
+        # Each case once, in the order in which it first comes.
+        cases = list(dict.fromkeys(planned for planned, _ in missing))
         rounds = 1 + max(repeat for _, repeat in missing)
-        # `replay` is told which iterations it leaves out of all rounds of all cases. They are all
-        # that are not missing: those that are in the table, and those that are not asked for,
-        # because their case has fewer rounds than others.
+        # `replay` plays all rounds of all cases except for the iterations that are ``done``. These
+        # are all that are not missing: those in the table, and those that are not asked for because
+        # their case has fewer rounds than others.
         case_keys = [planned.case.key for planned in cases]
         every_iteration = set(itertools.product(case_keys, range(rounds)))
         missing_iterations = {(planned.case.key, repeat) for planned, repeat in missing}
@@ -854,8 +855,8 @@ class LabPoints:
                 out=self.unsaved,
             )
         self._save_new("timeline", _recorded_ranks(played.timeline, cases))
-        # The runs are saved last, because an iteration counts as measured once its run is in the
-        # table.
+        # The runs are saved after the spans, because an iteration counts as measured once its run
+        # is saved.
         runs = played.runs.assign(predicted=predictions_hash)
         self._save_new("runs", runs)
         # The tables now hold all iterations that were collected here.

@@ -120,7 +120,7 @@ def _module(
     return build
 
 
-_NONE: dict[str, Any] = {
+_KERNEL_ALONE: dict[str, Any] = {
     "communication": "none",
     **dict.fromkeys(
         ("blocks", "threads", "taken_blocks", "taken_threads", "registers"), 0
@@ -143,7 +143,7 @@ def _rows(
     kernel : Kernel
         The kernel.
     columns : mapping
-        The columns that differ from `_NONE`, the columns of a kernel that runs alone.
+        The columns that differ from `_KERNEL_ALONE`.
     seconds : ndarray, shape (repeats,)
         The seconds of the kernel.
     """
@@ -153,7 +153,7 @@ def _rows(
         "dtype": str(kernel.dtype).removeprefix("torch."),
         "device": "cuda",
     }
-    return clock.sample_rows({**labels, **_NONE, **columns}, seconds)
+    return clock.sample_rows({**labels, **_KERNEL_ALONE, **columns}, seconds)
 
 
 # -- in turn ---------------------------------------------------------------------------
@@ -177,9 +177,9 @@ def measure_in_turn(
     The neighbour is what communicates on the GPU of the kernel. A way is one setting of the
     neighbour: a footprint of the stand-in, or the streams in which copies run.
 
-    Each way is tried before it is timed. A way fails if it raises an error, or if kernel and
-    neighbour do not run at the same time in any of several tries, whose number is the neighbour's
-    ``chances``. A way that fails is not measured, and neither are the ways after it.
+    Each way is tried before it is timed, as often as the neighbour's ``chances`` say. A way fails
+    if it raises an error, or if kernel and neighbour do not run at the same time in any of the
+    tries. A way that fails is not measured, and neither are the ways after it.
 
     Parameters
     ----------
@@ -213,12 +213,12 @@ def measure_in_turn(
     # A passage is one run of the kernel.
     passages = _Passages(neighbour, compute)
     torch.cuda.synchronize()
-    # None stands for the kernel alone. A passage returns marks of its begin and its end. The last
-    # one is the end, in seconds from the begin.
+    # None stands for the kernel alone. The last mark of a passage is its end, in seconds from its
+    # begin.
     alone_s = float(passages.run(None).seconds()[-1])
     failure = _first_failure(passages, ways, alone_s)
-    # Now ``passages.ways`` has what has been run without failing: None, which is the kernel alone,
-    # and the ways before the failure. ``samples`` has the seconds of each repeat by way.
+    # The ways that have been run and did not fail are now in ``passages.ways``, and so is None, the
+    # kernel alone. ``samples`` has the seconds of each repeat by way.
     samples = clock.measure_interleaved(
         {way: partial(passages.run, way) for way in passages.ways},
         budget,
@@ -227,7 +227,7 @@ def measure_in_turn(
     for way, seconds in samples.items():
         columns = passages.columns(way, n_samples=len(seconds))
         yield _rows(name, kernel, columns, seconds)
-    # The rows of the ways before the failure have been yielded.
+    # Raised last, so that the rows of the ways that did not fail are not lost.
     if failure:
         raise failure
 
@@ -237,11 +237,28 @@ def _first_failure(
 ) -> Exception | None:
     """Try the ways of a neighbour in turn, and return the exception of the first that fails.
 
-    A way is one setting of what communicates during the kernel, and `measure_in_turn` says when a
-    way fails. The passages get each way when it is tried. The way that fails is dropped from them,
-    and those after it are not tried. Returns None if none fails. The exception of the very first
-    way is raised, because there is then nothing to compare the kernel alone with. The kernel alone
-    takes ``alone_s`` seconds.
+    `measure_in_turn` says what a way is and when it fails. The ways after one that fails are not
+    tried. Afterwards, ``passages`` has the ways that did not fail.
+
+    Parameters
+    ----------
+    passages : _Passages
+        Runs the kernel.
+    ways : sequence
+        The ways.
+    alone_s : float
+        The seconds of the kernel alone.
+
+    Returns
+    -------
+    Exception or None
+        The exception, or None if no way fails.
+
+    Raises
+    ------
+    Exception
+        The exception of the very first way, without which there is nothing to compare the kernel
+        alone with.
     """
     for way in ways:
         try:
@@ -268,8 +285,8 @@ class _Passages:
     def __init__(self, neighbour: Any, compute: Compute) -> None:
         self._neighbour = neighbour
         self._compute = compute
-        # By way, a function for each passage, which returns the traffic during the passage. The way
-        # None is the kernel alone.
+        # For each way, a list with a function for each passage, which returns the traffic during
+        # the passage. The way None is the kernel alone.
         self._traffic_readers: dict[Any, list[Callable[[], Traffic]]] = {}
 
     @property
@@ -311,8 +328,8 @@ class _Passages:
             # The last reader belongs to the passage that has just run.
             read_traffic = self._traffic_readers[way][-1]
             overlap_share = read_traffic().overlap_share
-            # A kernel that is launched but waits until the neighbour has ended overlaps with it,
-            # too. Its long time gives it away.
+            # A kernel that is launched but waits until the neighbour has ended also counts as
+            # overlapping. That it waited shows in its long time.
             if overlap_share >= LEAST_OVERLAP and seconds - alone_s <= MOST_EXTRA_S:
                 return
         raise UserError(
@@ -325,7 +342,7 @@ class _Passages:
         """Return the columns of table ``contention`` for a way in which the neighbour communicates.
 
         The way None is the kernel alone. Columns of what was sent have a value for each of the last
-        ``n_samples`` passages. Those before them belong to `check_overlap` and to the warm-up.
+        ``n_samples`` passages. The earlier passages are tries and the warm-up.
         """
         readers = self._traffic_readers[way][-n_samples:]
         traffics = [read_traffic() for read_traffic in readers]
@@ -334,7 +351,7 @@ class _Passages:
             "bytes_per_s": [traffic.bytes_per_s for traffic in traffics],
             "overlap_share": [traffic.overlap_share for traffic in traffics],
         }
-        # The neighbour has no columns of the kernel alone.
+        # If the kernel ran alone, there is no way to describe.
         if way:
             columns |= self._neighbour.columns(way)
         return columns
@@ -391,8 +408,8 @@ class Queues(ABC):
         current = torch.cuda.current_stream(self._device)
 
         def put_and_wait() -> None:
-            # The marks that time this function are in the current stream. All streams therefore
-            # begin after its first mark, and its last mark comes after all of them.
+            # `measure_on` marks the begin and the end of this function in the current stream. All
+            # streams therefore wait for this stream first, and it waits for all of them at the end.
             for stream in self.streams.values():
                 stream.wait_stream(current)
             self.put([*self.streams])
@@ -400,8 +417,8 @@ class Queues(ABC):
                 current.wait_stream(stream)
 
         seconds = clock.measure_on(self._device, put_and_wait, _FEW)
-        # `_operations` divides the time that operations shall last by this time. The shortest
-        # sample gives too many operations rather than too few.
+        # The shortest sample counts, because `_operations` divides by it, and too many operations
+        # are better than too few.
         self._operation_s = float(seconds.min())
 
     def beside(self, way: str | None, compute: Compute) -> Passage:
@@ -426,13 +443,13 @@ class Queues(ABC):
         # The streams with operations: one, all for `BOTH`, and none for None.
         ways = [name for name in self.streams if way in (name, BOTH)]
         computation = Marks(self._device)
-        # All marks, in the order that `traffic_of_marks` states. The first mark is the one from
-        # which times count. Each stream then has a mark before its operations and one after each
-        # operation. The last two are the begin and the end of the computation.
+        # The marks of the computation and of all operations, in the order of `traffic_of_marks`.
         all_marks = Marks(self._device)
+        # The mark from which times count.
         all_marks.mark()
         for name in ways:
             self.streams[name].wait_stream(current)
+        # A mark before the operations of each stream, and then one after each operation.
         self._mark_streams(all_marks, ways)
         self._put_all(ways, all_marks)
         # The current stream waits for some milliseconds, in which the host issues the whole
@@ -445,8 +462,7 @@ class Queues(ABC):
         computation.mark()
         all_marks.mark()
         if not ways:
-            # The computation ran alone. From its time follows how many operations outlast it
-            # later.
+            # The computation ran alone. Its time says how many operations outlast it later.
             self._alone = computation
 
         def read() -> Traffic:
@@ -492,7 +508,7 @@ class Queues(ABC):
         # The last mark is the end of the computation alone, in seconds from its begin.
         computation_s = float(self._alone.seconds()[-1])
         lasting_s = max(LEAST_S, AS_LONG * computation_s)
-        # One more operation is needed, because the first one ends before the computation begins.
+        # One more, because the first operation ends before the computation begins.
         return 1 + math.ceil(lasting_s / self._operation_s)
 
 
@@ -514,16 +530,14 @@ def traffic_of_marks(seconds: Floats, streams: int, n_bytes: float) -> Traffic:
     # The begin and the end of the computation.
     window_s = seconds[-2:]
     opened_s, closed_s = map(float, window_s)
-    # One row for each stream: the begin of its first operation,
-    # then the ends of all its operations. The first mark belongs
-    # to no stream, and the last two are those of the computation.
+    # All other marks except for the very first one are those of streams. Each stream gets a row:
+    # the begin of its first operation, then the ends of all its operations.
     stream_times_s = seconds[1:-2].reshape(-1, streams).T if streams else ()
     operations = 0.0
     for times_s in stream_times_s:
         # How many operations had ended when the computation began, and when it ended. At
         # ``times_s[i]`` exactly i operations have ended. In between, an operation counts by the
-        # share of its time that is over. Before the first time the number is 0, and after the last
-        # time it stays that of all operations.
+        # share of its time that is over.
         complete_before, complete_after = np.interp(
             window_s, times_s, np.arange(len(times_s))
         )

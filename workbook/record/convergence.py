@@ -111,9 +111,8 @@ def started(network: str, seed: int) -> nn.Module:
                 )
                 nn.init.constant_(layer.bias, 0.0)  # type: ignore[arg-type]  # all have one
         return model
-    # The seed is set for this network alone. The state of torch's
-    # generator on the processor is restored afterwards. No generator of
-    # a GPU takes part, because the network is made on the processor.
+    # The seed is set for this network alone, because the state of torch's generator is restored
+    # afterwards. ``devices`` would be GPUs, and the network is made on the processor.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         make, _ = TASKS[network]
@@ -158,9 +157,8 @@ class _Training:
         torch.manual_seed(seed)
         self.recipe = recipe
         self.model = started(network, seed).to(device)
-        # The second argument of `deepcopy` holds by id what was copied already. With the parameters
-        # in it, all copies share them. Each copy needs such a dictionary of its own, because
-        # `deepcopy` adds to it.
+        # `deepcopy` does not copy the parameters that its second argument holds by their ids, so
+        # that all networks share them. It adds to this dictionary, so that each copy gets its own.
         shared = {id(p): p for p in self.model.parameters()}
         self.networks = [copy.deepcopy(self.model, dict(shared)) for _ in range(ranks)]
         self.exchange = exchange(self.model) if exchange else None
@@ -200,7 +198,7 @@ class _Training:
         order = torch.randperm(recipe.training_images, generator=self._orders)
         # The images that would not fill the last batch are left out of this epoch.
         batches = order[: recipe.steps * recipe.batch].split(recipe.batch)
-        # By step, the sums over its images. They are added up over the steps.
+        # A row for each step, with sums over its images.
         step_sums = [self._step(positions) for positions in batches]
         loss, correct, count = np.sum(step_sums, axis=0).tolist()
         return loss / count, correct / count
@@ -227,8 +225,8 @@ class _Training:
                 loss.backward()
                 self.exchange.take(rank)
             else:
-                # Gradients of all ranks add up in the shared parameters. The division makes the
-                # sum a mean.
+                # Gradients of all ranks add up in the shared parameters. Divided by the number of
+                # ranks, they add up to a mean.
                 (loss / ranks).backward()
             correct = int((logits.argmax(1) == labels).sum())
             # The loss is a mean over the images of the rank.
@@ -246,9 +244,9 @@ class _Training:
 
         Batch normalisation uses the mean of all ranks' statistics.
         """
-        # The ranks' networks are copies of the model that share only its parameters. Their training
-        # is therefore not affected by what the model's buffers and its mode become here. The
-        # statistics are the buffers with floating-point numbers. The others only count batches.
+        # What changes in the model here, its buffers and its mode, does not affect training: the
+        # networks of the ranks share only its parameters. Statistics are the buffers with
+        # floating-point numbers, while other buffers only count batches.
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 of_ranks = [network.get_buffer(name) for network in self.networks]
@@ -278,8 +276,8 @@ class _Training:
         DataFrame
             The ``loss`` and ``accuracy`` of each epoch. Epoch 0 is before training. Column
             ``measured_on`` has the name of the images. Its value "running" means the images that
-            the epoch trained on, each with the weights just before the step that it took part in.
-            ``seconds`` is the time in which the epoch trained.
+            the epoch trained on, each with the weights before its own step. ``seconds`` is how long
+            the epoch trained.
 
         Raises
         ------
@@ -290,7 +288,7 @@ class _Training:
         for epoch in range(self.recipe.epochs + 1):
             # By name of the images, the loss and the accuracy.
             scores = {}
-            # Nothing is trained before epoch 1.
+            # Epoch 0 trains nothing, and takes no time.
             seconds = 0.0
             if epoch > 0:
                 start_s = time.perf_counter()
@@ -398,8 +396,7 @@ def workload(network: str) -> Workload:
     # In the order in which gradients become ready, which is the reverse order of registration.
     parameters = list(model.named_parameters())[::-1]
     elements = np.array([p.numel() for _, p in parameters])
-    # The layer of each tensor. The name of a tensor is that of its layer and, after the last dot,
-    # "weight" or "bias".
+    # The layer of each tensor. After the last dot, the name of a tensor has "weight" or "bias".
     layers = [name.rpartition(".")[0] for name, _ in parameters]
     # For each tensor, the elements of its layer.
     layer_elements = pd.Series(elements).groupby(layers).sum()
@@ -417,19 +414,20 @@ def workload(network: str) -> Workload:
 def _forward_flops(model: nn.Module) -> dict[str, int]:
     """Return the FLOPs of the forward pass on one image, by the name of the layer.
 
-    The shares of layers are about the same in the backward pass, which takes about twice as many
-    FLOPs for each layer. Layers without products, such as batch normalisation, are missing. Modules
-    that contain layers have entries, too, which are sums and are not used. The network's is "".
+    Only the shares of layers matter. They are about the same in the backward pass, which takes
+    about twice as many FLOPs for each layer. Layers without products, such as batch normalisation,
+    are missing. The sums of modules that contain layers are in the result, too, but are not used.
     """
     # The FLOPs do not depend on the image.
     inputs, _ = drawn.examples(1, held_out=True, side=SIDE)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model.eval()(inputs)
     layer_flops = {}
-    # The counter's names are "Global", the class of the network, and for each module this class, a
-    # dot and the name of the module. The first two become "". Its counts are by operator.
+    # The counter names a module by the class of the network, a dot, and the name of the module.
+    # Names without a dot belong to sums of the whole network, and become "".
     for name, counts in counter.get_flop_counts().items():
         _, _, layer = name.partition(".")
+        # ``counts`` are by operator.
         layer_flops[layer] = sum(counts.values())
     return layer_flops
 
@@ -443,7 +441,7 @@ def plans(network: str) -> dict[str, FusionPlan | None]:
     """
     network_workload = workload(network)
     cost = published_cost(RANKS, DENSITY)
-    # A plan is told by the ends of its groups in ready order.
+    # By the ends of a plan's groups, the methods whose plans have these groups.
     methods_by_ends: dict[tuple[int, ...], list[str]] = {}
     for method, spec in METHODS.items():
         plan = make_plan(spec, network_workload, cost)
@@ -529,11 +527,12 @@ def _plan_labels(plan: FusionPlan | None, elements: Sequence[int]) -> dict[str, 
             "messages": 1,
             "selected": sum(elements),
         }
-    # Each group begins where the group before it ends.
+    # A plan counts tensors in ready order, which is the reverse order of registration.
+    in_ready_order = elements[::-1]
+    # Each group begins where the group before it ends. `reduceat` adds up the elements from each
+    # begin to the next one.
     begins = (0, *plan.ends[:-1])
-    # A plan is over the tensors in ready order, which is the reverse order of registration.
-    # `reduceat` adds up the elements from each begin to the next one.
-    group_elements = np.add.reduceat(elements[::-1], begins).tolist()
+    group_elements = np.add.reduceat(in_ready_order, begins).tolist()
     return {
         "ends": ";".join(map(str, plan.ends)),
         "schedule": "constant",

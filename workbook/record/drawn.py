@@ -109,9 +109,9 @@ def _picture(label: int, random: Random) -> NDArray[np.uint8]:
     # The middles of the pixels, from -1 to 1.
     axis = (np.arange(SIDE) + 0.5) / SIDE * 2 - 1
     y, x = np.meshgrid(axis, axis, indexing="ij")
-    # How much each of the three colours changes along x and along y.
+    # How much each of the three colours changes along x, and then along y.
     tilt = random.uniform(-0.15, 0.15, (2, 3, 1, 1))
-    # The background has one dark colour, which changes evenly along both axes.
+    # The background is a dark colour that changes evenly along both axes.
     image = random.uniform(0, 0.3, (3, 1, 1)) + tilt[0] * x + tilt[1] * y
     # A small shape of any class is drawn to distract. The shape of the label is drawn over it, is
     # larger and lies nearer to the middle.
@@ -177,10 +177,10 @@ def _draw_shape(
     # The coordinates u and v of the shape have their origin in its middle, and turned axes.
     u, v = _turned(x - right, y - down, random.uniform(0, 2 * np.pi))
     is_in_shape = list(SHAPES.values())[shape](u / radius, v / radius)
-    # The texture is turned by another angle, and its phase is random. It has a period of 2 pi, and
-    # the side of the image is 2. The texture therefore repeats ``waves`` / pi times across the
-    # image.
+    # The texture is turned by another angle.
     p, q = _turned(x, y, random.uniform(0, 2 * np.pi))
+    # The texture has a period of 2 pi, and the side of the image is 2. The texture therefore
+    # repeats ``waves`` / pi times across the image, which is about 3 to 5 times.
     waves = random.uniform(9, 16)
     p_phase, q_phase = random.uniform(0, 2 * np.pi, 2)
     has_first_colour = list(TEXTURES.values())[texture](

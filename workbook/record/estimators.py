@@ -100,9 +100,7 @@ def _nccl_rows() -> Iterator[Row]:
     """Yield rows of two cost models of Inductor, which the rows name "nccl" and "saturation".
 
     "nccl" follows NCCL's tuning and estimates the times of collectives. "saturation" estimates the
-    least sizes of messages that use most of a link's bandwidth. For one node of eight H100, there
-    are also the bandwidth that each model assumes of NVLink, and the rate at which "nccl" sends a
-    message of 1 GiB from one rank to another ("p2p").
+    least sizes of messages that use most of a link's bandwidth. The rows of `_nvlink_rows` follow.
     """
     devices = ("V100", "A100", "H100")
     collectives = ("all_reduce", "all_gather")
@@ -129,28 +127,26 @@ def _nccl_rows() -> Iterator[Row]:
 
 
 def _nvlink_rows() -> Iterator[Row]:
-    """Yield bandwidths of one node of eight H100, the GPU of the claims about bandwidths.
+    """Yield bandwidths of one node of eight H100 with NVLink.
 
     They are the bandwidths that the models "saturation" and "nccl" assume of NVLink, and the rate
     at which "nccl" sends a message of 1 GiB from one rank to another ("p2p").
     """
-    # PyTorch's module comm_analysis has both models. Here it takes this machine for a node of
-    # eight H100, whose 8 ranks NVLink joins.
     with pretended("H100") as comm_analysis:
-        # The two models read different constants for the same link, which a claim compares.
-        # Both are in GB/s. The values of a row are in the order of `COLUMNS`. Its bytes are 0,
-        # because a bandwidth belongs to no message.
+        # The two models read different constants for the same link. Both are in GB/s. The values of
+        # a row are in the order of `COLUMNS`. Its bytes are 0, because a bandwidth belongs to no
+        # message.
         link = comm_analysis.INTERCONNECT_PROFILES[comm_analysis.detect_interconnect(8)]
         bytes_per_s = 1e9 * link.bus_bw_GBps
         yield "saturation", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         bytes_per_s = 1e9 * comm_analysis.get_intra_node_bw()
         yield "nccl", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
         estimate_ms = comm_analysis.estimate_nccl_collective_runtime_impl
-        # The estimate depends on how many ranks there are besides the two that send and receive. A
-        # claim compares it with the bandwidth of NVLink.
+        # The estimate for two ranks depends on how many others there are.
         message_ms = estimate_ms(GIB, 8, comm_analysis.NCCL_COLL.P2P)
-        # Bytes over milliseconds, times 1e3, are bytes/s.
-        yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, GIB / message_ms * 1e3
+        # Bytes divided by milliseconds, times 1e3, are bytes/s.
+        bytes_per_s = GIB / message_ms * 1e3
+        yield "nccl", "bytes_per_s", "p2p", "H100", 8, GIB, bytes_per_s
 
 
 def collective_node(
@@ -216,17 +212,17 @@ def _group_rows() -> Iterator[Row]:
 def _graph_rows() -> Iterator[Row]:
     """Yield the sizes and times of collectives as Inductor's cost model of NCCL has them.
 
-    A collective is a node of a graph of torch.fx in rows whose estimator is "graph", and an
-    operation of Inductor in rows of "nccl". Rows of quantity "priced_bytes" have the size for which
-    the model estimates the time, for collectives of 4 MiB. Rows of quantity "seconds" have the time
-    of an all-reduce between 8 ranks, which are all on one node or each on a node of its own.
+    The model takes a collective as a node of a graph of torch.fx, in rows of estimator "graph", or
+    as an operation of Inductor, in rows of "nccl". Rows of quantity "priced_bytes" have the size
+    that the model assumes for collectives of 4 MiB. Rows of quantity "seconds" have the time of an
+    all-reduce of 100 MiB between 8 ranks, which are all on one node or each on a node of its own.
     """
+    # A node has 8 GPUs. The ranks 0 to 7 are on one node, and the ranks 0, 8, 16 and so on are each
+    # on a node of their own.
     one_node = dist.new_group(list(range(8)))
-    # A node has 8 GPUs, so that the ranks 0, 8, 16 and so on are each on a node of their own.
     eight_nodes = dist.new_group(list(range(0, 64, 8)))
     with pretended("H100") as comm_analysis:
-        # The values of each row are in the order of `COLUMNS`: the estimator, the quantity, the
-        # collective or case, the GPU, the ranks, the bytes, and the estimate.
+        # The values of each row are in the order of `COLUMNS`.
         for collective in ("all_reduce", "all_gather", "reduce_scatter"):
             node = collective_node(collective, 4 * MIB, 8, one_node.group_name)
             n_bytes = comm_analysis.estimate_fx_collective_size(node)
@@ -270,22 +266,22 @@ def _mesh_rows() -> Iterator[Row]:
             mesh = DeviceMesh("cpu", list(range(ranks)), _init_backend=False)
             meshes[ranks] = mesh
             topologies[ranks] = model.MeshTopoInfo.build_from_mesh(mesh)
-    # The last argument is the dimension of the mesh. Each mesh has only dimension 0. The model
-    # takes GiB and estimates microseconds.
-    # The values of each row are in the order of `COLUMNS`: the estimator, the quantity, the
-    # collective or link, the GPU, the ranks, the bytes, and the estimate.
+    # The model takes GiB and estimates microseconds. Its last argument is the dimension of the
+    # mesh, and each mesh has only dimension 0. The values of each row are in the order of
+    # `COLUMNS`.
     for ranks, size in product(RANKS, SIZES):
         message_us = model.allreduce_cost(size / GIB, topologies[ranks], 0)
         yield "mesh", "seconds", "all_reduce", "H100", ranks, size, message_us / 1e6
-    # The model states bandwidths in GB/s. Between 8 ranks, which fill a node, it is that of NVLink.
-    # The bytes of this row are 0, because a bandwidth belongs to no message.
+    # The bandwidth that the model assumes between 8 ranks, which fill a node, is that of NVLink, in
+    # GB/s. The bytes of this row are 0, because a bandwidth belongs to no message.
     bytes_per_s = 1e9 * topologies[8].mesh_dim_bandwidth[0]
     yield "mesh", "bytes_per_s", "nvlink", "H100", 8, 0, bytes_per_s
-    # The rate of large messages. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's
-    # bytes. The time of an empty message is subtracted, so that the bytes alone count.
+    # The rate of large messages. The time of an empty message is subtracted, so that the bytes
+    # alone count. In a ring of 8 ranks, each link carries 2 x 7/8 of a message's bytes.
     gib_us = model.allreduce_cost(1, topologies[8], 0)
     empty_us = model.allreduce_cost(0, topologies[8], 0)
-    bytes_per_s = GIB * 14 / 8 / (gib_us - empty_us) * 1e6
+    carried_bytes = GIB * 14 / 8
+    bytes_per_s = carried_bytes / (gib_us - empty_us) * 1e6
     yield "mesh", "bytes_per_s", "large", "H100", 8, GIB, bytes_per_s
     yield from _redistribution_rows(meshes[8])
 
@@ -364,34 +360,33 @@ def _event(collective: str, size: int, seconds: float) -> dict[str, Any]:
 def _profile_rows() -> Iterator[Row]:
     """Yield the times of an all-reduce that PyTorch estimates from profiles of collectives.
 
-    There are three made-up profiles. The first one is `SEEN`. The second one has three samples of
-    one size, of which one took nine times as long as the others, to show which samples count. The
-    third one has samples of an all-gather, too. Its rows show what these change for a message of
-    exactly twice the largest all-reduce in the profile, and for a larger one.
+    There are three made-up profiles. The first one is `SEEN`. The second one shows which samples
+    count: it has three samples of one size, one of which takes nine times as long as the others.
+    The third one shows what samples of an all-gather change for two all-reduces: one of exactly
+    twice the largest all-reduce in the profile, and a larger one.
     """
     three_samples = {MIB: (900e-6, 100e-6, 100e-6)}
     with_all_gather = {
         "allreduce": {MIB: (100e-6,)},
         "_allgather_base": {MIB: (50e-6,)},
     }
-    # By the case, as column ``what`` has it: the samples of the profile, and the sizes that are
-    # estimated.
-    cases: dict[str, tuple[Any, Sequence[int]]] = {
-        "all_reduce": ({"allreduce": SEEN}, SIZES),
-        "seen_thrice": ({"allreduce": three_samples}, [MIB]),
-        "beside_all_gather": (with_all_gather, [2 * MIB, 2 * MIB + 4]),
-    }
-    for what, (samples, sizes) in cases.items():
+    # A case has a name, which column ``what`` has, the samples of a profile, and the sizes in bytes
+    # that are estimated from it.
+    cases: list[tuple[str, Any, Sequence[int]]] = [
+        ("all_reduce", {"allreduce": SEEN}, SIZES),
+        ("seen_thrice", {"allreduce": three_samples}, [MIB]),
+        ("beside_all_gather", with_all_gather, [2 * MIB, 2 * MIB + 4]),
+    ]
+    for what, samples, sizes in cases:
         profile = profile_of(samples)
         for size in sizes:
-            # The arguments are the collective, its ranks, the number of elements, of 4 bytes each,
-            # and their type. The second result says how the estimate was found.
+            # The message is between ranks 0 and 1, and has numbers of 4 bytes. The second result
+            # says how the estimate was found.
             message_ms, _ = profile.lookup_collective(
                 "all_reduce", (0, 1), size // 4, "Float"
             )
             seconds = message_ms / 1e3
-            # In the order of `COLUMNS`. A profile names no GPU, so that its estimates are for "any"
-            # device. There are 2 ranks.
+            # In the order of `COLUMNS`. A profile names no GPU, so that the device is "any".
             yield "profile", "seconds", what, "any", 2, size, seconds
 
 

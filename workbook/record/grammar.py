@@ -92,7 +92,7 @@ def text(requirement: str, parse: Check) -> Check:
 
 def one_of(names: Sequence[str]) -> Check:
     """Return a check for one of these words. The error suggests a word that is spelled alike."""
-    # The empty word means the same as a key that is not given, so that an error need not list it.
+    # An error need not list the empty word, which means the same as a key that is not given.
     listed = " or ".join(name for name in names if name)
 
     def check(value: Any) -> Any:
@@ -158,7 +158,7 @@ def sizes(value: Any) -> tuple[int, ...]:
         raise ValueError(
             "must be a size as 4KiB, or a range of doubling sizes as 1KiB..64MiB"
         )
-    # A single size is a range that ends where it begins.
+    # A single size counts as a range that ends where it begins. Its ``last`` is empty.
     first, _, last = value.partition("..")
     low = parse_bytes(first)
     high = parse_bytes(last or first)
@@ -265,7 +265,7 @@ def read_keys(
     keys = {parameter.name: parameter for parameter in parameters}
     for name in given:
         if name not in keys:
-            # Every point may also say by "measure" of which kind it is.
+            # A point also has the key "measure", which the ``make`` of its kind does not take.
             advice = _advice_on_key(name, [*keys, "measure"])
             raise UserError(f"{where}: {name}: unknown key: {advice}")
     arguments = {}
@@ -378,7 +378,7 @@ def read(
     of_suite = {key: value for key, value in given.items() if key in attributes}
     of_points = {key: value for key, value in given.items() if key not in attributes}
     _check_keys_of_points(of_points, file)
-    # The first attribute of `Suite` is the file itself, which is no key of the file.
+    # The first parameter of `Suite` is the file itself, which is no key in the file.
     arguments = read_keys(of_suite, Suite, str(file), skip=1)
     # A point's own keys come first, so that they replace those of the file.
     arguments["points"] = [
@@ -413,10 +413,10 @@ def _check_keys_of_points(of_points: Mapping[str, Any], file: Path) -> None:
     """Raise UserError if a file gives all its points an unknown key, or a wrong value of a key.
 
     The keys are checked before the points are read, so that the error names the file and not the
-    first point. A key without a check in `KEYS` is checked only with the points.
+    first point. A key without a check in `KEYS` is checked later, with each point.
     """
-    # The suite's own keys stand next to these keys in the file, so that one of them may be what a
-    # misspelt key means. "measure" gets its check in `KEYS` only later, in `_wanted`.
+    # The keys of the suite stand next to these keys in the file, so that an unknown key may be one
+    # of them, misspelt. "measure" is not in `KEYS` yet: `_wanted` adds it.
     known = {*signature(Suite).parameters, *KEYS, "measure"}
     for key in of_points:
         if key not in known:
@@ -545,13 +545,13 @@ def points(
             "driver, or give --device cpu"
         )
     wanted = _wanted(suite, part, device, networks)
-    # A grid describes many points of a campaign at once.
+    # A grid describes many points of a campaign at once, which `campaign` makes below.
     listed, grids = _points_and_grids(wanted, device, session, out)
-    # Points of trainings whose attribute ``predicted`` is set ask for predictions. One point
-    # "predicted" is added for all of them. If ``predict`` is true, it takes their place.
+    # If points of trainings ask for predictions, one more point predicts them. If ``predict`` is
+    # true, it takes the place of those that ask.
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
-    # A campaign is predicted, too, by a point that `campaign` makes below.
+    # A campaign can always be predicted: `campaign` then adds a point for it.
     if predict and not (suite.is_campaign or has_predictions):
         raise _nothing_to_predict(suite.file)
     if grids:
@@ -582,12 +582,15 @@ def _ordered(listed: Sequence[Point]) -> PointList:
     for point in listed:
         if point.what == "drift":
             moment = point.name.rpartition("-")[2]
-            # There is one point of drift for each moment.
+            # A later point of the same moment replaces an earlier one.
             drifts[moment] = [point]
         else:
             body[point.key] = point
-    # The points themselves, then those measured before all others, and those measured after them.
-    return PointList([*body.values()], drifts.get("start", []), drifts.get("end", []))
+    return PointList(
+        [*body.values()],
+        opening=drifts.get("start", []),
+        closing=drifts.get("end", []),
+    )
 
 
 def _points_and_grids(
@@ -595,9 +598,9 @@ def _points_and_grids(
 ) -> tuple[list[Point], list[Any]]:
     """Return the wanted points of a suite, and the grids of its campaigns.
 
-    The points of a grid, which is a product of lists of settings, are not made yet. Points in a
-    lab, whose links have a limited rate, are left out with a message where no lab is available.
-    Raises UserError if nothing but these was wanted.
+    The points of a grid, which is a product of lists of settings, are not made yet. If no lab is
+    available, points in a lab are left out with a message. Raises UserError if all wanted points
+    are left out.
     """
     from ddlkit.lab import network as lab
     from ddlkit.measure.parts import Here
@@ -605,15 +608,15 @@ def _points_and_grids(
 
     listed: list[Point] = []
     grids: list[Grid] = []
-    # The parts of which points are left out, each once and in order, with what a lab lacks here.
+    # By the part whose points are left out, what a lab lacks here.
     left_out: dict[str, str] = {}
     for where, part, make, arguments, in_lab in wanted:
         try:
-            # The points of a campaign are made later, of all its grids at once.
+            # If this is the grid of a campaign, its points are made later, with those of all grids.
             if make is Grid:
                 grids.append(Grid(**arguments))
                 continue
-            # Empty if the lab is available or not needed.
+            # What a needed lab lacks, or empty.
             lacking = lab.why_unavailable() if in_lab else ""
             if lacking:
                 left_out[part] = lacking
@@ -635,8 +638,8 @@ def _points_and_grids(
 def with_predictions(points: Sequence[Point], out: Path, predict: bool) -> list[Point]:
     """Return the points, with one more that predicts the cases of all that ask for predictions.
 
-    The added point stands before the first of those that ask, because a prediction must come before
-    its measurement. If no point asks, the points are returned as they are.
+    The added point stands before the first point that asks, because a prediction must come before
+    its measurement. If no point asks, none is added.
 
     Parameters
     ----------
@@ -672,11 +675,22 @@ def _refuse_unknown_key_of_all(
     make: Callable[..., object],
     skip: int,
 ) -> None:
-    """Raise UserError for a key of all points that the kind of a point does not have.
+    """Raise UserError for a key that the file gives to all points, if a point cannot have it.
 
-    Such a key stands above the points, so that the error names no point. ``keys`` are the keys
-    of ``point`` that not all kinds have, so that its own kind has to know them. The kind knows the
-    parameters of ``make``, except for the first ``skip`` ones, which are no keys.
+    Such a key stands above the points, so that the error names the file and no point.
+
+    Parameters
+    ----------
+    file : Path
+        The file.
+    point : ChainMap
+        The point: its own keys, and then those of all points.
+    keys : collection of str
+        Those keys of the point that its kind must know, because not all kinds have them.
+    make : callable
+        The function of the kind, whose parameters are the keys that the kind knows.
+    skip : int
+        How many of the first parameters of ``make`` are no keys.
     """
     own_keys = point.maps[0]
     known = list(signature(make).parameters)[skip:]
@@ -693,19 +707,19 @@ def _wanted(
     """Yield the points of a suite that belong to a part and are measured on a device.
 
     The part "all" has the points of all parts, except for those that are measured ``by_name`` only.
-    Where ``networks`` are given, they replace those of layers on one rank, and points with more
-    ranks are left out.
+    If ``networks`` are given, the points are those of layers on one rank, and measure these
+    networks in place of their own.
     """
     from workbook.record.campaigns import Grid
     from workbook.record.kinds import KINDS
     from workbook.record.needs import NEEDS
 
-    # The check of this key is added to the global `KEYS` only here, because the kinds are known
-    # once they are imported, which needs torch. To add it again changes nothing.
+    # The kinds are known only here, because to import them needs torch. Their check is therefore
+    # added to the global `KEYS` now. A second call adds the same check.
     KEYS["measure"] = one_of(list(KINDS))
     for position, described in enumerate(suite.points):
         where = f"{suite.file}: points[{position}]"
-        # The keys that any point may have, and those of the kind of this point.
+        # The keys that any point may have, and the keys of its kind.
         common = {}
         special = {}
         for key, value in described.items():
@@ -715,22 +729,18 @@ def _wanted(
                 special[key] = value
         point = Described(**read_keys(common, Described, where))
         part_of_point, make = KINDS[point.measure]
-        # The keys of a kind are the parameters of ``make``, except for the first one, which is a
-        # `Here` that says where the session measures. Only a `Grid`, of which a campaign is made,
-        # has no such parameter.
+        # The keys of a kind are the parameters of ``make``. The first parameter is no key but a
+        # `Here`, which says where the session measures. Only a `Grid` has no `Here`.
         skip = 0 if make is Grid else 1
         _refuse_unknown_key_of_all(suite.file, described, special, make, skip)
         arguments = read_keys(special, make, where, skip)
-        if part == "all":
-            is_wanted = not point.by_name
-        else:
-            is_wanted = part == part_of_point
-        if point.device not in ("", device):
-            is_wanted = False
+        is_of_part = not point.by_name if part == "all" else part == part_of_point
+        is_of_device = point.device in ("", device)
+        # A point that does not name its ranks has one.
+        is_of_one_rank = arguments.get("ranks", [1]) == [1]
+        is_wanted = is_of_part and is_of_device and (is_of_one_rank or not networks)
         if networks:
-            # The part is "layers", because `points` refuses networks for any other. A point that
-            # does not name its ranks has one.
-            is_wanted = is_wanted and arguments.get("ranks", [1]) == [1]
+            # The part is "layers", because `recording.record` refuses networks for any other.
             arguments["networks"] = [_checked(name, network_of) for name in networks]
         if is_wanted:
             # Some kinds are in a lab only if they ask for a rate of its links.

@@ -58,7 +58,7 @@ def kind(part: str, needed: Needs[Any]) -> Callable[[Any], Any]:
         @wraps(make)
         def make_available(here: Here, *arguments: Any, **keys: Any) -> Iterator[Point]:
             for point in make(here, *arguments, **keys):
-                # Returns the point itself, or a refusal in its place.
+                # The point itself or, if it cannot be measured here, one that says why.
                 yield needed.offer(point, here.on_gpu)
 
         KINDS[make.__name__] = (part, make_available)
@@ -81,8 +81,8 @@ def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[P
     """Yield the point that shows whether the machine changes its speed during a session.
 
     A ``moment`` of "start" puts the point before all other points, and "end" after them. The point
-    times a product of matrices with ``side`` rows, and a copy of ``size`` bytes. A size in a file
-    is read as a sequence, which here has one number.
+    times a product of matrices with ``side`` rows, and a copy of ``size`` bytes. ``size`` is a
+    sequence, as a file may give several sizes elsewhere, and has one number here.
     """
     measure = partial(speed.measure_drift, moment, here.device, side, *size)
     name = f"s{here.session}-{moment}"
@@ -170,8 +170,8 @@ def training_beside_messages(
         # A round has an iteration by each setting, and one more whose messages have no bytes.
         n_settings = 1 + len(compared)
         estimate_s = needs.TRAINING_BESIDE.seconds(budget, name, batch, n_settings)
-        # A network may need a package of its own. The decorator knows no network, so that the point
-        # is offered or refused here.
+        # A network may need a package of its own, and the decorator does not know the network. The
+        # point is therefore offered or refused here already.
         point = Point("sharing", f"{name}-b{batch}-fp32", measure, estimate_s)
         yield needs.TRAINING_BESIDE.offer(point, here.on_gpu, network=name)
 
@@ -254,9 +254,9 @@ def trainings(
 ) -> Iterator[Point]:
     """Yield training on several ranks under plans, which say which gradients share a message.
 
-    Training outside a lab with `training.OWN_PLAN`, DDP's own rule, as its only plan needs no other
-    table. The plans of all other training are made from the layers and messages that were measured
-    in the same place: between as many ranks, on the same link.
+    Plans are made from the layers and messages that were measured in the same place: between as
+    many ranks, on the same link. Only training outside a lab whose only plan is
+    `training.OWN_PLAN`, DDP's own rule, does not need these tables.
 
     Parameters
     ----------
@@ -285,8 +285,8 @@ def trainings(
             continue
         trained = _trained(here, case, plans, accumulate)
         key = f"training-{case.network}-{case.place}"
-        # The plans are made when the point is measured, because earlier points measure their
-        # inputs.
+        # The plans need tables that earlier points of the session measure. They are therefore made
+        # when this point is measured.
         make_settings = partial(_planned_settings, trained, repeats, iterations)
         estimate_s = parts.expected_training_s(
             here, case, len(plans), repeats, iterations, accumulate
@@ -397,8 +397,8 @@ def _replayed(
     networks : sequence of (str, int)
         Names and batch sizes.
     plans : sequence of str
-        Names of plans. At most `needs.DISTINCT_PLANS` that differ in their groups are replayed for
-        each network, which the expected duration of the point assumes.
+        Names of plans. For each network, at most `needs.DISTINCT_PLANS` of those that differ in
+        their groups are replayed. The expected duration of the point assumes this limit.
     rounds : int
         How often each case is replayed.
     members : Ranks
@@ -419,8 +419,8 @@ def _replayed(
     with members.place() as lab:
         for name, batch in networks:
             profile = store.read_profile(recorded(out, "layers", f"{name}-b{batch}-r1"))
-            # By the ends of the groups. Plans with the same groups would give the same messages, so
-            # that one of them is enough. It has the name of the last one.
+            # By the ends of a plan's groups, its case. Plans with the same groups give the same
+            # messages, so that only the last one of them is replayed.
             distinct = {}
             for spec in plans:
                 case = replay.plan_case(profile, spec, cost, lab)

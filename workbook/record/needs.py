@@ -34,11 +34,11 @@ NUMBERS_PER_S = 1e8
 COPY_BYTES_PER_S = 5e9
 """The bytes that a processor is expected to copy in a second."""
 PRODUCT_FACTOR = 1.5
-"""Expected duration of a product over the ``max_s`` of its budget."""
+"""Expected duration of a product, divided by the ``max_s`` of its budget."""
 PICTURES_S = 3.0
 """Seconds to draw pictures and to write their files."""
 INPUT_FACTOR = 12.0
-"""Expected duration of decoding and reading over the ``max_s`` of the budget."""
+"""Expected duration of decoding and reading, divided by the ``max_s`` of the budget."""
 COST_MODELS_S = 10.0
 """Seconds in which PyTorch estimates all known messages and layers."""
 SELECTION_S = 2.0
@@ -48,7 +48,7 @@ ELEMENT_S = 1e-6
 NEIGHBOUR_S = 3.0
 """Seconds to build a kernel and its neighbour, and to try each way of communicating."""
 NEIGHBOUR_FACTOR = 1.5
-"""Expected duration next to a neighbour over the ``max_s`` of the budget."""
+"""Expected duration next to a neighbour, divided by the ``max_s`` of the budget."""
 EPOCH_S = 5.0
 """Seconds of an epoch of dense training."""
 SPARSE_EPOCH_S = 4.0
@@ -158,8 +158,8 @@ def selections_s(budget: Budget, device: str, elements: int, densities: int) -> 
     # A GPU is expected to spend the whole budget of each density.
     if device == "cuda":
         return densities * budget.max_s
-    # On a processor, this is a rough guess of all selections together. It grows with the elements,
-    # and leaves the budget and the number of densities out.
+    # On a processor, this is a rough guess for all densities together. It grows with the elements
+    # only.
     return SELECTION_S + ELEMENT_S * elements
 
 
@@ -189,16 +189,15 @@ def training_beside_s(budget: Budget, network: str, batch: int, settings: int) -
         How many settings are compared. Each round has an iteration by each of them.
     """
     iteration_s = batch * IMAGE_S.get(network, IMAGE_S["resnet50"])
-    # The budget counts from the end of the warm-up. The factor `WARMTH` adds the warm-up to it.
+    # The warm-up comes on top of the budget. The factor `WARMTH` includes it.
     budget_s = WARMTH * budget.max_s
-    # The fewest rounds are measured even where they exceed the budget. They follow the rounds of the
-    # warm-up.
+    # So many rounds are measured in any case, even if they exceed the budget.
     fewest_rounds = budget.warmup + budget.min_repeats
     fewest_s = fewest_rounds * settings * iteration_s
-    # Before the warm-up, the network is built, and a first iteration shows the order of its
-    # gradients. This first iteration is expected to take as long as the building.
-    tried_s = BUILD_S
-    return BUILD_S + tried_s + max(budget_s, fewest_s)
+    # After the network is built, one iteration shows the order of its gradients. It is expected to
+    # take as long as the building.
+    first_iteration_s = BUILD_S
+    return BUILD_S + first_iteration_s + max(budget_s, fewest_s)
 
 
 def convergences_s(epochs: int) -> float:
@@ -244,8 +243,8 @@ def calibration_s(samples_s: Sequence[float], max_s: float) -> float:
     max_s : float
         The budget of each size in seconds.
     """
-    # A size takes its budget, or three samples if these take longer. One warm-up and two repeats
-    # are measured even where they exceed the budget.
+    # A size takes its budget, or three samples if these take longer, because one warm-up and two
+    # repeats are measured in any case.
     sizes_s = [max(3 * sample_s, max_s) for sample_s in samples_s]
     return LAB_LAUNCH_S + sum(sizes_s)
 
@@ -375,12 +374,11 @@ def table() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in NEEDS.items():
-        # ``packages`` has the names of packages by the names
-        # of the modules that are imported, or is None.
+        # ``packages`` has the name of a package by the name of its module. It may be None.
         also = [*(row.packages or {}).values()]
         if row.needs_network:
             also.append("torchvision, for its networks")
-        # A name with a space is no kind of point in a file, but a part of a campaign.
+        # A name with a space is a part of a campaign, and no word that a file may have.
         shown_name = name if " " in name else f"`{name}`"
         # ``gpus`` says on which device the point is measured, ``memory`` what takes the memory, and
         # ``why`` what the expected duration consists of.

@@ -52,8 +52,8 @@ def preflight(device: str) -> int:
     Raises
     ------
     UserError
-        If the device is "cuda" and there is no GPU, or if no check passed. In the latter case
-        `run_session` raises it, and there is no verdict.
+        If the device is "cuda" and there is no GPU, or if no check passed. There is no verdict
+        then.
     """
     if device == "cuda" and not machine.describe()["gpus"]:
         raise UserError("no GPU here: nothing can be checked: use --device cpu")
@@ -69,7 +69,7 @@ def preflight(device: str) -> int:
             isolate=True,
             gpu=device == "cuda",
             # A session usually refuses to start while others use the GPU. Here the check
-            # "nvidia-smi" finds that out.
+            # "nvidia-smi" fails instead.
             ignore_load=True,
             wording=CHECKING,
         )
@@ -122,10 +122,10 @@ def environment(device: str) -> str:
     Raises an error if an environment variable changes what is measured, if the commit is unknown, or if ranks
     could not exchange messages. ``device`` is "cpu" or "cuda".
     """
-    # Variables that are set to anything but nothing.
+    # The variables that are set and not empty.
     harmful = [name for name in HARMFUL if os.environ.get(name)]
-    # The values "" and "-1" hide all GPUs. Without the
-    # variable no GPU is hidden, which "0" stands for here.
+    # The values "" and "-1" hide all GPUs. The default "0" hides none, and neither does a variable
+    # that is not set.
     if device == "cuda" and os.environ.get("CUDA_VISIBLE_DEVICES", "0") in ("", "-1"):
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
@@ -138,8 +138,8 @@ def environment(device: str) -> str:
         raise UserError(
             "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
         )
-    # Ranks meet at 127.0.0.1, which does not work in a new network namespace until it is set up.
-    # Looking for a free port there then raises an error.
+    # Ranks meet at 127.0.0.1. In a new network namespace this address does not work until it is set
+    # up, and looking for a free port raises an error.
     free_port()
     return f"commit {commit}, loopback answers"
 
@@ -218,7 +218,8 @@ def stand_in(device: str) -> str:
 def _overlap() -> float:
     """Return the share of a product of matrices in which all blocks of the stand-in ran.
 
-    It is that of the first try in which the share is above OVERLAP, else that of the last try.
+    Tries end once the share is above OVERLAP, or after `GpuStandIn.chances` tries. The share is
+    that of the last try.
     """
     import torch
 
@@ -230,16 +231,15 @@ def _overlap() -> float:
     def multiply() -> object:
         return matrix @ matrix
 
-    # The product runs alone first, for which None stands. The first product loads and allocates,
-    # which it cannot do while the stand-in runs.
+    # With None, the product runs alone. The first product loads and allocates, which it cannot do
+    # while the stand-in runs.
     neighbour.beside(None, multiply)
     footprint = Footprint(blocks=8, threads=512)
     # The first of several tries loads the stand-in, which then does not overlap with the product.
     for _ in range(neighbour.chances):
-        # The times of the begin and the end of the product are not needed. ``read`` returns what
-        # the stand-in did meanwhile.
+        # The marks of the product are not needed.
         _, read = neighbour.beside(footprint, multiply)
-        # What the stand-in sent can be read once the product has ended.
+        # `read` returns what the stand-in sent meanwhile, once the product has ended.
         torch.cuda.synchronize()
         overlap = read().overlap_share
         if overlap > OVERLAP:

@@ -44,14 +44,15 @@ def loop_job(me: Rank, settings: LoopSettings) -> Iterator[Tables]:
     The spans are rows of table ``timeline``. A span ends when the gradient is ready. Every rank
     yields the same table.
     """
-    # A rank is a process of its own, which cannot import a function of the caller, such as one of a
-    # notebook. The function comes as source text, and is defined in a namespace of its own.
+    # A rank is a process of its own, which cannot import a function of a notebook. The loop
+    # therefore comes as source text, which is run in a namespace of its own.
     namespace: dict[str, Any] = {}
     exec(settings.source, namespace)
     loop: Loop = namespace[settings.name]
     # The name of each gradient of this rank, and the time at which it was ready.
     ready = [*loop(me.rank)]
-    # Each rank gets those of all ranks, which take the places of None.
+    # The names and times of all ranks. `all_gather_object` puts those of each rank in place of a
+    # None.
     ready_by_rank: list[Any] = [None] * me.world_size
     dist.all_gather_object(ready_by_rank, ready)
     yield {"timeline": pd.DataFrame(_spans(ready_by_rank))}
@@ -62,8 +63,8 @@ def _spans(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of table ``timeline`` for each gradient.
 
-    A span begins when the gradient before it was ready. The first span of a rank has no length, because a
-    loop does not tell when its backward pass began.
+    A span begins when the gradient before was ready. The first span of a rank has no length,
+    because a loop does not tell when its backward pass began.
 
     Parameters
     ----------
@@ -72,7 +73,7 @@ def _spans(
         gradients are in the order in which they became ready.
     """
     for rank, ready in enumerate(ready_by_rank):
-        # The first span begins where it ends.
+        # The first span begins when it ends.
         _, previous_ready_s = ready[0]
         for tensor, ready_s in ready:
             yield {

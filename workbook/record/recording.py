@@ -57,8 +57,8 @@ def record(
     Parameters
     ----------
     what : str
-        The name of a suite, a file of points, or one of `PARTS`, which is then measured of the
-        suite ``suite``.
+        The name of a suite, a file of points, or one of `PARTS`, which is a part of the suite
+        ``suite``.
     suite : str, optional
         The suite of which a part is measured. It has no effect if ``what`` is no part.
     device : str, optional
@@ -98,13 +98,12 @@ def record(
     else:
         name = what
         part = "all"
-    # An error for an unknown name lists all that the command records. It records straggling, too,
-    # which is in no suite and does not go through this function.
+    # An error for an unknown name lists all that the command can record. Straggling is in no suite,
+    # and is recorded by another function.
     measured_suite = read(name, parts=PARTS, others=("straggling",))
     device = _checked_device(measured_suite, device)
     out = out or _default_out(measured_suite, device)
-    # The session calls this with its directory and with its number (1, 2, ...), which is part of
-    # the names of some tables.
+    # The session calls this function with its directory and its number (1, 2, ...).
     make_points = partial(
         points,
         name=str(measured_suite.file),
@@ -120,16 +119,14 @@ def record(
     is_campaign = measured_suite.is_campaign or part == CAMPAIGN
     if dry_run:
         plan = estimate(make_points, out, budget_s)
-        # A campaign can be planned without a lab, for which nothing is built here.
+        # A campaign is replayed in a lab, but can be planned without one. `lacking` builds none to
+        # find out whether it works, and returns "" if nothing is known to be lacking.
         lacking = network.lacking() if is_campaign else ""
-        return (
-            f"{plan}\nnothing of this can be measured here: {lacking}"
-            if lacking
-            else plan
-        )
+        if lacking:
+            return f"{plan}\nnothing of this can be measured here: {lacking}"
+        return plan
     if is_campaign:
-        # Replays run in a lab, whose links have a limited rate. The text is empty if a lab can be
-        # made.
+        # `why_unavailable` builds a lab, and returns "" if it works.
         lacking = network.why_unavailable()
         if lacking:
             raise UserError(f"no campaign here: {lacking}")
@@ -141,7 +138,7 @@ def record(
         budget_s=budget_s,
         pack=pack,
         ignore_load=ignore_load,
-        # By this remark in their stamps, `_refuse_short_tables` knows the tables of full.
+        # `_refuse_short_tables` knows the tables of full by this remark in their stamps.
         remark=LONG if is_full else "",
         strict=measured_suite.strict,
         # The tables in data/recorded are put into one file for each schema. Others stay in files
@@ -153,18 +150,17 @@ def record(
 def _checked_device(suite: Suite, device: str) -> str:
     """Return the device for a suite: "cpu", "cuda", or "" for a device that is decided later.
 
-    ``device`` is what the user asks for, and may be "". If the points of the suite run in processes
-    of their own (``isolate``), the device is decided here: by the user, the suite, or the GPUs of
-    the machine. For other suites, an empty ``device`` stays empty. Raises UserError if the device
-    is a GPU and there is none.
+    ``device`` is what the user asks for, and may be "". If it is "" and the points of the suite run
+    in processes of their own (``isolate``), the suite decides, and then whether the machine has a
+    GPU. For other suites it stays "". Raises UserError if the device is a GPU and there is none.
     """
     has_gpus = bool(machine.describe()["gpus"])
     if suite.isolate:
         device = device or suite.device or ("cuda" if has_gpus else "cpu")
     if device == "cuda" and not has_gpus:
-        # The suites of GPUs have sizes that take far too long on a processor.
         remedy = "use --device cpu"
         if suite.device == "cuda":
+            # The sizes of the suites of GPUs take far too long on a processor.
             remedy = "measure the suite cpu, or run this on a machine with a GPU"
         raise UserError(f"no GPU here: nvidia-smi lists none; {remedy}")
     return device
@@ -172,8 +168,8 @@ def _checked_device(suite: Suite, device: str) -> str:
 
 def _refuse_short_tables(out: Path) -> None:
     """Raise UserError if the directory holds tables that the suite full did not measure."""
-    # A table with a stamp was recorded. The stamp of a
-    # table from the suite full has the remark `LONG`.
+    # Tables without a stamp were not recorded. The stamps of the tables of full have the remark
+    # `LONG`.
     for path in filter(is_stamped, store.list_tables(out)):
         if LONG not in store.load_stamp(path).get("remark", ""):
             raise UserError(
@@ -186,7 +182,7 @@ def _default_out(suite: Suite, device: str) -> Path:
     """Return the directory of a suite's tables if the user names none.
 
     The directory of a machine is named after its GPU, or after its processor with the ending
-    "-suite". The name of a processor without the ending is that of recordings in a lab.
+    "-suite". Without the ending, the name is that of the directory of recordings in a lab.
     """
     # Campaigns that name no directory go to data/recorded.
     if suite.is_campaign and not suite.out:

@@ -58,8 +58,11 @@ TURNS_PER_RETRY = 4
 Repeats therefore add about a quarter to a long replay at most, even if others disturb the machine all
 the time.
 """
-JOIN = {"backend": "gloo"}
-"""How ranks join for a replay in the lab, and must for a calibration that is to predict one."""
+BY_GLOO = {"backend": "gloo"}
+"""The argument ``join`` of `launch` for ranks that exchange messages by gloo.
+
+A calibration must use the same backend as the replays that it is to predict.
+"""
 
 
 class PlannedCase(NamedTuple):
@@ -130,7 +133,7 @@ def plan_case(
         straggler=straggler,
         selection_sha256=selection_sha256,
     )
-    # The workload is not dilated yet. `Script.from_case` does it by the factor of the case.
+    # The workload goes undilated. `Script.from_case` dilates it by the factor in the case.
     return PlannedCase(case, workload, plan)
 
 
@@ -264,23 +267,24 @@ class Script:
         if the rate of the link is known.
         """
         case = self.case
-        # If the rate is unknown, 100 MB/s are assumed and bytes count once. This is a choice.
-        s_per_byte = 1e-8
         if case.link_bits_per_s:
             # A byte has 8 bits. It counts twice, because in a ring all-reduce each rank sends almost
             # twice the bytes of a group. For an all-gather, this is a margin.
             s_per_byte = 2 * 8 / case.link_bits_per_s
+        else:
+            # The rate is unknown. 100 MB/s are assumed, which is a choice.
+            s_per_byte = 1e-8
         # An all-gather, by which sparse gradients are sent, brings a rank the bytes of all ranks.
         copies = case.workers if self.kept else 1
         bytes_s = sum(self.sent_bytes) * s_per_byte * copies
-        # The message of each group goes around a ring. With N workers this
-        # has about 2 N steps. In a step, a rank asks for data before it gets
-        # them. This takes a round trip, which is twice the delay of one way.
+        # The message of each group goes around a ring, in about 2 N steps for N workers.
         steps = 2 * case.workers * len(self.bytes)
-        delays_s = steps * 2 * one_way_delay_s(case.link)
+        # A step takes a round trip, because a rank asks for data before it gets them.
+        round_trip_s = 2 * one_way_delay_s(case.link)
+        delays_s = steps * round_trip_s
         messages_s = bytes_s + delays_s
-        # A straggler, the last rank, computes longer by the factor ``straggler``, which is 1 if
-        # there is none. SETTLE_S is the time of the checks around the iteration.
+        # The slowest rank computes longer by the factor ``straggler``, which is 1 if all ranks
+        # compute equally long. SETTLE_S is the time of the checks around the iteration.
         return self.compute_s * case.straggler + messages_s + SETTLE_S
 
     def played_by(self, rank: int) -> Script:
@@ -318,7 +322,7 @@ def calibrate(
         settings,
         ranks=lab.ranks,
         place=lab,
-        join=JOIN,
+        join=BY_GLOO,
         timeout_s=timeout_s,
     )
     return tables["collectives"]
@@ -333,7 +337,8 @@ class ReplaySettings:
     scripts : sequence of Script
         The script of each case.
     turns : sequence of (int, int)
-        The repeat and the number of the script of each iteration, in the order of play.
+        For each iteration, the position of its script in ``scripts`` and the number of its round,
+        in the order of play.
     tries : int
         How often an iteration is played at most, while others disturb the machine.
     """
@@ -392,24 +397,26 @@ def replay(
     scripts = [Script.from_case(planned, selection) for planned in cases]
     round_s = sum(script.expected_s for script in scripts)
     with workspace(out) as directory:
-        # The iterations that the file holds already, and those that need not be played.
-        played = {*keep_complete(directory), *done}
-        # Which iterations are played, each by its round and the number of its case. They go round
-        # by round, so that drift of the machine meets all cases alike.
+        # The iterations that the file holds already, and those that need not be played, each by the
+        # key of its case and the number of its round.
+        left_out = {*keep_complete(directory), *done}
+        # The iterations to play, each by the position of its case and the number of its round. All
+        # cases of a round come before the next round, so that drift of the machine meets them
+        # alike.
         turns = []
         for repeat in range(rounds):
-            for number, planned in enumerate(cases):
-                if (planned.case.key, repeat) not in played:
-                    turns.append((repeat, number))
-        # The ranks have a minute to start, and then three times the expected time of all tries,
-        # which only a replay that hangs exceeds.
+            for position, planned in enumerate(cases):
+                if (planned.case.key, repeat) not in left_out:
+                    turns.append((position, repeat))
+        # A minute to start the ranks, and three times as long as all tries are expected to take.
+        # Only a replay that hangs takes longer.
         timeout_s = 60 + 3 * tries * rounds * round_s
         launch(
             replay_job,
             ReplaySettings(scripts, turns, tries),
             ranks=ranks,
             place=place,
-            join=JOIN,
+            join=BY_GLOO,
             timeout_s=timeout_s,
             out=directory,
         )
@@ -421,25 +428,25 @@ def replay(
 
 @job(ReplaySettings)
 def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
-    """Play all turns on this rank. A turn is one iteration: a repeat and the number of a script.
+    """Play all iterations of the settings on this rank.
 
     Rank 0 appends each iteration to a file, which a kill leaves usable. No tables are returned.
     """
     # How many disturbed iterations may still be played again.
     retries = Retries(max(1, len(settings.turns) // TURNS_PER_RETRY))
-    # Each element has the number of times that the iteration may still be played.
+    # For each iteration: its script, the number of its round, and how often it may still be played.
     pending = deque(
-        (repeat, settings.scripts[number], settings.tries)
-        for repeat, number in settings.turns
+        (settings.scripts[position], repeat, settings.tries)
+        for position, repeat in settings.turns
     )
     while pending:
-        repeat, script, tries_left = pending.popleft()
+        script, repeat, tries_left = pending.popleft()
         recorded_s, usage = _iterate(me, script)
-        # An iteration that others disturbed is played again after all others. The usage is that of
-        # all ranks, so that all ranks decide alike and go on with the same script. Otherwise their
-        # collectives would not match.
+        # An iteration that others disturbed is played again at the end. The usage is that of all
+        # ranks. All ranks therefore decide alike and go on with the same script, without which
+        # their collectives would not match.
         if tries_left > 1 and retries.again(usage):
-            pending.append((repeat, script, tries_left - 1))
+            pending.append((script, repeat, tries_left - 1))
             continue
         # A row of times for each rank.
         ranks_s = peers.everyones(recorded_s)
@@ -448,12 +455,40 @@ def replay_job(me: Rank, settings: ReplaySettings) -> Sequence[Tables]:
     return ()
 
 
+class _Gather(NamedTuple):
+    """The memory of an all-gather.
+
+    Attributes
+    ----------
+    received : Tensor, shape (ranks * k,)
+        Gets what all ranks send, in the order of the ranks.
+    sent : Tensor, shape (k,)
+        What this rank sends.
+    """
+
+    received: torch.Tensor
+    sent: torch.Tensor
+
+    @classmethod
+    def of(cls, sent: torch.Tensor, ranks: int) -> _Gather:
+        """Return the memory for gathering tensors like ``sent`` from so many ranks."""
+        return cls(received=sent.new_zeros(ranks * len(sent)), sent=sent)
+
+
+class _SparseGroup(NamedTuple):
+    """The two messages of a sparse group of gradients."""
+
+    values: _Gather
+    indices: _Gather
+
+
 class _Messages:
     """The messages of a rank in one iteration: their memory, sending and checking.
 
-    A thread waits for the collectives one after the other and notes when each group is complete.
-    The noted time is late by the time in which a thread wakes up, and so is the rank that waits. A
-    callback on the collective would instead hold up the next collective in gloo's thread.
+    A thread waits for the collectives one after the other and notes when each group is complete. It
+    notes this late, because it must wake up first, as a rank that waits must, too. A callback of
+    the collective would need no waking up, but it would hold up the next collective in gloo's
+    thread.
 
     Parameters
     ----------
@@ -468,48 +503,49 @@ class _Messages:
         self._ranks = me.world_size
         # All collectives of the iteration, for which `wait` waits.
         self._works: list[dist.Work] = []
-        # Each rank sends its number, counted from 1, so that sums and gathered parts can be
-        # checked.
+        # Each rank sends its number, counted from 1, as every value, so that `check` knows what
+        # must arrive.
         own_value = me.rank + 1.0
-        # By group, what an all-reduce sends. It writes the sum over what was sent, so that dense
-        # messages need no other memory.
+        # The groups of a dense case. An all-reduce replaces what a rank sends by the sum, so that
+        # one tensor is enough for each group.
         self._dense: list[torch.Tensor] = []
-        # By group, what is received and what is sent, of the values and of the indices.
-        self._sparse: list[list[tuple[torch.Tensor, torch.Tensor]]] = []
-        # A sparse case sends k elements of each group. For a dense case, ``kept`` is empty.
+        # The groups of a sparse case.
+        self._sparse: list[_SparseGroup] = []
+        # If the case is sparse, ``kept`` has the number of elements that each group sends.
+        # Otherwise it is empty.
         if script.kept:
             for k in script.kept:
                 values = torch.full((k,), own_value)
                 indices = torch.arange(k, dtype=torch.int32)
-                self._sparse.append([self._gathered(values), self._gathered(indices)])
+                group = _SparseGroup(
+                    values=_Gather.of(values, self._ranks),
+                    indices=_Gather.of(indices, self._ranks),
+                )
+                self._sparse.append(group)
         else:
             self._dense = [torch.full((n,), own_value) for n in script.elements]
-        # The last collective of each group, in the order of posting. A group is complete when its
-        # last collective is.
+        # The last collective of each group, with which the group is complete, in the order of
+        # posting.
         self._posted: queue.SimpleQueue[dist.Work] = queue.SimpleQueue()
         self._complete_s: list[float] = []
         # A daemon thread does not keep the process of a rank that fails alive.
         self._noting = threading.Thread(target=self._note, daemon=True)
         self._noting.start()
 
-    def _gathered(self, sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return memory for what an all-gather receives from all ranks, and ``sent`` itself."""
-        return sent.new_zeros(self._ranks * len(sent)), sent
-
     def post(self, group: int) -> float:
         """Post the collectives of a group, without waiting for them.
 
         Return the clock's seconds when all were posted.
         """
-        # Of sparse groups, values and indices are sent. For dense groups, ``kept`` is empty.
+        # If the case is sparse, values and indices are sent. For a dense case, ``kept`` is empty.
         if self._script.kept:
             works = [
-                peers.gather_single(received, sent, async_op=True)
-                for received, sent in self._sparse[group]
+                peers.gather_single(gather.received, gather.sent, async_op=True)
+                for gather in self._sparse[group]
             ]
         else:
             works = [dist.all_reduce(self._dense[group], async_op=True)]
-        # The noting thread waits for the last collective, with which the group is complete.
+        # `_note` waits for the last collective, with which the group is complete.
         self._posted.put(works[-1])
         self._works += works
         return time.perf_counter()
@@ -528,8 +564,8 @@ class _Messages:
             work.wait()
         waited_s = time.perf_counter()
         self._noting.join()
-        # The noting thread may wake up after this thread, which knew at ``waited_s`` that all was
-        # complete. A later note is therefore cut to this time.
+        # All groups were complete at ``waited_s``. If the noting thread woke up later, it noted a
+        # later time, which is replaced by ``waited_s``.
         return waited_s, np.minimum(self._complete_s, waited_s)
 
     def check(self) -> None:
@@ -543,13 +579,13 @@ class _Messages:
         expected_sum = n * (n + 1) / 2
         # Whether all elements of a group are right, by group.
         is_right = [bool((sums == expected_sum).all()) for sums in self._dense]
-        # A column of the numbers that the ranks sent, to be
-        # compared with a row for each sending rank.
+        # The number that each rank sent, as a column. Below, what was received has a row for each
+        # sending rank.
         expected_values = torch.arange(1.0, n + 1)[:, None]
-        for (values, _), (indices, sent_indices) in self._sparse:
-            values_right = (values.view(n, -1) == expected_values).all()
+        for values, indices in self._sparse:
+            values_right = (values.received.view(n, -1) == expected_values).all()
             # Every rank sends the same indices.
-            indices_right = (indices.view(n, -1) == sent_indices).all()
+            indices_right = (indices.received.view(n, -1) == indices.sent).all()
             is_right.append(bool(values_right and indices_right))
         if not all(is_right):
             # The first wrong group.
@@ -560,8 +596,9 @@ class _Messages:
 
     def _note(self) -> None:
         """Note when each group is complete, in the noting thread."""
-        # As many times as there are groups. The queue blocks until the next group is posted.
+        # Once for each group, because ``ready_s`` has a time for each.
         for _ in self._script.ready_s:
+            # `get` waits until the next group is posted.
             self._posted.get().wait()
             self._complete_s.append(time.perf_counter())
 
@@ -569,7 +606,7 @@ class _Messages:
 def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     """Play one iteration, which all ranks start at once.
 
-    Raises RuntimeError if what the ranks received is not what was sent, as `_Messages.check` finds it.
+    Raises RuntimeError if `_Messages.check` finds that something wrong was received.
 
     Returns
     -------
@@ -584,10 +621,10 @@ def _iterate(me: Rank, script: Script) -> tuple[Floats, Usage]:
     watch = Watch(me.rank)
     # All ranks share the clock of the machine. They start
     # together, a little after the last rank has come here.
-    arrived_s = peers.slowest([time.perf_counter()])
-    start_s = float(arrived_s[0]) + HEAD_START_S
+    last_arrival_s = peers.slowest([time.perf_counter()])
+    start_s = float(last_arrival_s[0]) + HEAD_START_S
     recorded_s, sending = _play(script, messages, start_s)
-    # The shares of the whole iteration, except for the busy cores.
+    # Of the whole iteration, except for the share of busy cores, which is that of sending.
     usage = peers.usage_of_all(replace(watch.usage(), busy=sending.busy))
     # Whether sums and gathered elements are right is checked after the iteration, to cost no time in it.
     messages.check()
@@ -614,12 +651,13 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
         How cores were used from the first message to the last.
     """
     n_groups = len(script.ready_s)
-    # By group, the clock's seconds when the rank had slept through the backward pass of the
-    # gradients, had selected, and had posted.
+    # The clock's seconds by group: when the rank woke up after its sleep in place of the backward
+    # pass, when it had selected, and when it had posted.
     awake_s = np.empty(n_groups)
     selected_s = np.empty(n_groups)
     posted_s = np.empty(n_groups)
-    # The seconds of all selections so far, which delay all that follows.
+    # The seconds of all selections so far. They delay the groups that follow, because ``ready_s``
+    # leaves selections out.
     selecting_s = 0.0
     # `sleep_until` returns when the rank really woke up.
     forward_end_s = sleep_until(start_s + script.forward_s)
@@ -638,7 +676,7 @@ def _play(script: Script, messages: _Messages, start_s: float) -> tuple[Floats, 
     waited_s, complete_s = messages.wait()
     sending = processor_usage(times_before, processor_times())
     end_s = sleep_until(waited_s + script.update_s)
-    # Four arrays of G times, and three single times.
+    # Four arrays of G times, and three single times, in the order of `make_timeline`.
     clock_s = np.hstack(
         [awake_s, selected_s, posted_s, complete_s, forward_end_s, waited_s, end_s]
     )
@@ -765,14 +803,14 @@ def append_iteration(
     """
     # An iteration ends with the update of its slowest rank.
     iteration_s = float(ranks_s[:, -1].max())
-    # The compute of the slowest rank, without communication. This is the last rank if it is a
-    # straggler. Otherwise all ranks compute equally long.
+    # How long the slowest rank computes, without communication. A straggler is always the last
+    # rank. Without a straggler, the last rank computes as long as all others.
     last_rank = len(ranks_s) - 1
     compute_s = script.played_by(last_rank).compute_s
     row = {
         "case": script.case.key,
         "repeat": repeat,
-        # A round plays each case once.
+        # The first and only iteration of this case in the round.
         "iteration": 0,
         "iteration_s": iteration_s,
         "compute_s": compute_s,

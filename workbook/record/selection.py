@@ -54,20 +54,19 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
         If an element is NaN and NaN is looked for.
     """
     d = magnitudes.numel()
-    # With few elements, torch.topk alone is as fast. Where many elements are selected, groups are
+    # With few elements, torch.topk alone is as fast. If many elements are selected, groups are
     # small, and the k best of them hold a large part of all elements, so that little is saved.
     if d < SMALL or k > d // 32:
         return _topk(magnitudes, k, refuse_nan)
     # torch.topk sees the maxima of d / size groups, and later the k x size elements of the k best
-    # groups. Both numbers are equal for a size of sqrt(d / k), which is rounded to a power of two.
-    # The exponent is half of log2(d / k). `GROUP` is a limit by choice.
+    # groups. Together these are fewest for a size of sqrt(d / k), which is 2 to the power of half
+    # of log2(d / k). The exponent is rounded. `GROUP` is a limit by choice.
     group_size = min(GROUP, 2 ** round(np.log2(d / k) / 2))
     n_groups = d // group_size
     # The elements that do not fill a last group are left over. All of them stay in the search.
     grouped = magnitudes[: n_groups * group_size].view(n_groups, group_size)
     left_over = magnitudes[n_groups * group_size :]
-    # The maximum of a group with NaN is NaN, which counts as largest, so that this group is among
-    # the best.
+    # The best groups include those with NaN. Their maximum is NaN, which counts as largest.
     best_groups = torch.topk(grouped.amax(dim=1), k, sorted=False).indices
     remaining = torch.cat([grouped.index_select(0, best_groups).flatten(), left_over])
     # The positions of the remaining elements among all elements, in the same order.
@@ -80,8 +79,8 @@ def tournament(magnitudes: Tensor, k: int, *, refuse_nan: bool = True) -> Tensor
 def _members(groups: Tensor, group_size: int) -> Tensor:
     """Return the positions of all elements of some groups, group by group.
 
-    Of groups of equal size, group 0 has the elements from position 0 on, and ``groups``, shape
-    (k,), has the numbers of k of them. The result has shape (k * group_size,).
+    All groups have the same size, and group 0 has the elements from position 0 on. ``groups``,
+    shape (k,), has the numbers of k groups. The result has shape (k * group_size,).
     """
     inside = torch.arange(group_size, device=groups.device)
     return (groups[:, None] * group_size + inside).flatten()
@@ -93,8 +92,8 @@ def _topk(magnitudes: Tensor, k: int, refuse_nan: bool) -> Tensor:
     Raises UserError if an element is NaN and ``refuse_nan`` is true.
     """
     values, positions = torch.topk(magnitudes, k, sorted=False)
-    # To torch.topk, NaN is larger than any number, so that
-    # each NaN, up to k of them, is among the values.
+    # To torch.topk, NaN is larger than any number. If there is a NaN, it is therefore among the
+    # values.
     if refuse_nan and bool(values.isnan().any()):
         raise UserError(
             "cannot select the largest of elements: NaN among them has no order"
@@ -155,8 +154,8 @@ def _selection_frames(
         magnitudes = _drawn_magnitudes(elements, torch_device)
         # A sample selects from all tensors in turn.
         n_tensors = len(magnitudes)
-        # Before each sample, more numbers of 4 bytes are added up than the caches hold. This drives
-        # everything else out of the caches.
+        # Before each sample, more numbers of 4 bytes are added up than the caches hold, which
+        # drives everything else out of them.
         cache_filler = torch.ones(
             clock.FLUSH_BYTES[torch_device.type] // 4, device=torch_device
         )
@@ -231,7 +230,7 @@ def cases(
         The expected seconds of the measurement.
     """
     if brief:
-        # Below `SMALL` elements, `tournament` is torch.topk itself. The second size is above it.
+        # One size below `SMALL`, for which `tournament` is torch.topk itself, and one above it.
         sizes: Sequence[int] = (1_000, 8 * SMALL)
         densities: Sequence[float] = (1e-3, 0.1)
         budget = Budget(warmup=1, min_repeats=2, max_repeats=15, max_s=0.1)
@@ -350,8 +349,7 @@ class PlayedExchange:
         """Make each gradient the mean of what all ranks have sent, added up in the order of ranks."""
         # One group of tensors at a time, as each rank has it.
         for same_group in zip(*self.ranks, strict=True):
-            # The ranks share the parameters, so that the
-            # parameters of the first rank are those of all.
+            # All ranks share the parameters, so that those of the first rank are enough.
             first = same_group[0]
             total = torch.zeros_like(first.residual)
             for group in same_group:

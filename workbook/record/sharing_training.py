@@ -71,11 +71,14 @@ GRID = ((1, 64), (1, 512), (2, 256), (4, 64), (4, 512), (16, 512))
 def sharing_settings(brief: bool) -> list[Setting]:
     """Return the settings of how gradients are sent that are to be compared.
 
-    A footprint is the blocks and threads that a message takes on the GPU, and its rate. In the
-    first settings, all messages of an iteration have the same footprint. Then come settings in
-    which the last message has the largest footprint, and all others have the smallest one. The last
-    setting emulates the all-reduce of 8 ranks at a limited rate. The other kinds are there both
-    without a limit of the rate and at a limited rate.
+    A footprint is the blocks and threads that a message takes on the GPU, and its rate. There are
+    three kinds of settings:
+
+    * all messages of an iteration have the same footprint, without a limit of the rate and at a
+      limited rate,
+    * the last message has the largest footprint and all others have the smallest one, again without
+      a limit and at a limited rate,
+    * one setting emulates the all-reduce of 8 ranks, at the limited rate.
 
     Parameters
     ----------
@@ -99,8 +102,8 @@ def sharing_settings(brief: bool) -> list[Setting]:
 def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> list[int]:
     """Return how many chunks each block of the stand-in sends of each message.
 
-    All blocks of a message send equally many whole chunks. A message may therefore have more bytes
-    than it should. The messages after it then have fewer bytes.
+    All blocks of a message send equally many whole chunks. A message may therefore send more bytes
+    than it has. The messages after it then send fewer.
 
     Parameters
     ----------
@@ -114,8 +117,8 @@ def chunks_of_messages(sizes: Sequence[float], round_bytes: Sequence[int]) -> li
     chunks = []
     sent_bytes = 0
     for total, bytes_of_round in zip(total_bytes, round_bytes, strict=True):
-        # Rounds of one chunk per block, until the total is reached. Nothing may be left to send,
-        # because the messages before this one sent too much.
+        # As many rounds as reach the total. There are none if the messages before have reached it
+        # already.
         rounds = max(0, int(np.ceil((total - sent_bytes) / bytes_of_round)))
         chunks.append(rounds)
         sent_bytes += rounds * bytes_of_round
@@ -197,8 +200,8 @@ class Run:
                 f"{expected_chunks.sum()} chunks in the time that a message may take; "
                 "ask for a higher rate"
             )
-        # The messages follow one another, so that their times add up. The GPU's timer may see no
-        # time at all, by which bytes could not be divided.
+        # The messages follow one another, so that their times add up. Bytes are divided by the
+        # time, but the GPU's timer may see none at all.
         communication_s = max(TICK_S, sum(messages_s))
         # The marks are the start, and the ends of the forward pass, the backward pass, waiting and
         # the update.
@@ -209,8 +212,7 @@ class Run:
             "bytes_per_s": self.n_bytes / communication_s,
             "communication_s": communication_s,
             "exposed_communication_s": exposed_s,
-            # Waiting may take longer than the messages did. Then the share is 0, as nothing of
-            # them was hidden.
+            # If waiting takes longer than the messages did, nothing of them was hidden.
             "overlap_share": max(0.0, 1 - exposed_s / communication_s),
         }
 
@@ -231,8 +233,8 @@ class SendingTraining:
     def __init__(self, training: Training, stand_in: GpuStandIn) -> None:
         self.training = training
         self.stand_in = stand_in
-        # One iteration shows the order in which gradients
-        # become ready, by the names of their tensors.
+        # One iteration shows the order in which gradients become ready. This list gets the names
+        # of their tensors.
         ready: list[str] = []
         # The first function is called when a layer starts, and does nothing. The second one is
         # called when a gradient is ready.
@@ -240,8 +242,7 @@ class SendingTraining:
             training.iterate()
         parameters = dict(training.model.named_parameters())
         n_bytes = [parameters[tensor].nbytes for tensor in ready]
-        # DDP's rule makes the buckets by sizes alone, so that the times of the forward pass and of
-        # all gradients may be 0.
+        # DDP's rule only needs the sizes. The times of the forward pass and of all gradients are 0.
         workload = Workload.from_arrays(0, [0] * len(ready), n_bytes)
         plan = ddp(workload)
         self.sizes: list[int] = plan.group_bytes(workload).tolist()
@@ -266,13 +267,13 @@ class SendingTraining:
 
     def iterate(self, setting: Setting) -> Run:
         """Do one iteration and return it. Must be called within `hooked`."""
-        # How many gradients of each bucket are not ready
-        # yet, and the number of the bucket that leaves next.
+        # How many gradients of each bucket are not ready yet.
         self._missing = list(self._n_tensors)
+        # The number of the bucket that leaves next.
         self._next = 0
         self._run = Run(self.sizes, setting, self.stand_in)
-        # `training` marks the start, the ends of both passes
-        # and the end. `_wait` adds the end of waiting.
+        # Marks the start, and the ends of both passes and of the update. Before the update, `_wait`
+        # adds the end of waiting.
         self.training.iterate(self._run.marks.mark)
         return self._run
 
@@ -283,8 +284,6 @@ class SendingTraining:
         """
         self._missing[self._bucket[tensor]] -= 1
         while self._next < len(self._missing) and self._missing[self._next] == 0:
-            # The blocks and threads of the stand-in, the chunks that each block sends, and the
-            # memory into which the kernel writes its times.
             self.stand_in.send(
                 footprint=self._run.footprints[self._next],
                 chunks=self._run.chunks[self._next],
@@ -307,13 +306,13 @@ def measure_sharing(
     """Return table ``sharing`` of one network on a GPU, with times of single iterations.
 
     A setting says how gradients are sent by the stand-in, a kernel that loads the GPU as NCCL's
-    does. There are iterations by each of the settings ``compared``, and iterations that send
-    nothing. All are measured in turn within the budget.
+    does. Iterations by each of the settings ``compared``, and iterations that send nothing, are
+    measured in turn within the budget.
 
     Column ``seconds`` has the times of iterations by the device's own clock. In rows of quantity
-    "compute", the messages have no bytes. There are as many of them as in other rows, so that the
-    host issues the same calls. Column ``communication_s`` has the time in which messages were under
-    way, and ``exposed_communication_s`` the time from the end of the backward pass to the update.
+    "compute", all messages are issued as in other rows, but they have no bytes. Column
+    ``communication_s`` has the time in which messages were under way, and
+    ``exposed_communication_s`` the time from the end of the backward pass to the update.
     ``overlap_share`` is the share of ``communication_s`` that is not exposed.
     """
     with compute_on(f"{network} at batch {batch} beside the stand-in", "cuda") as gpu:
@@ -330,8 +329,8 @@ def measure_sending(
 ) -> pd.DataFrame:
     """Return the rows of `measure_sharing` without the columns that name the training.
 
-    Iterations with a message that was not sent completely are left out. Settings under which the
-    host needs most of an iteration to issue it are also left out, because their times are those of
+    Two things are left out: iterations with a message that was not sent completely, and settings
+    under which the host needs most of an iteration to issue it, because their times are those of
     the host.
 
     Parameters
@@ -374,8 +373,7 @@ def measure_sending(
             budget,
             synchronize=clock.synchronizer(sending.training.device),
         )
-    # On a CPU the host computes itself, so that issuing takes all of an iteration and tells
-    # nothing.
+    # On a CPU the host computes itself, so that issuing always takes all of an iteration.
     on_gpu = sending.training.device.type == "cuda"
     frames = []
     for setting, seconds in samples.items():
@@ -391,8 +389,7 @@ def measure_sending(
         else:
             frames.append(_sent_rows(sending, setting, sample_runs, seconds))
     whole = pd.concat(frames, ignore_index=True)
-    # The rows of `EMPTY` are of quantity "compute", and those of all other settings of quantity
-    # "iteration".
+    # Only the rows of `EMPTY` are of quantity "compute".
     if set(whole["quantity"]) == {"compute"}:
         raise UserError("no setting is left of which a message was sent completely")
     return whole
@@ -416,8 +413,7 @@ def is_host_bound(issue_s: Sequence[float], seconds: Floats, setting: Setting) -
         If the setting is `EMPTY` and the host needs most of an iteration. No setting can then be
         compared with computing alone.
     """
-    # The typical time of issuing over the typical time of the
-    # GPU. Above `HOST_BOUND`, the GPU waits for the host.
+    # Typical times are divided. Above `HOST_BOUND`, the GPU waits for the host.
     share = float(np.median(issue_s) / np.median(seconds))
     if share <= HOST_BOUND:
         return False
@@ -460,21 +456,25 @@ def _sent_rows(
     seconds : ndarray, shape (rounds,)
         Their times by the device's own clock.
     """
-    # The blocks, threads and rate of a message, among other columns of table ``contention``. The
-    # last message may have other blocks and threads. The policy names these, as in "last_16x512".
-    taken = sending.stand_in.columns(setting.footprint)
+    # Of all messages but the last one, which may have other blocks and threads. The policy names
+    # these, as in "last_16x512".
+    of_contention = sending.stand_in.columns(setting.footprint)
+    # Table ``contention`` has more columns about footprints than table ``sharing``.
+    of_footprint = {
+        name: value for name, value in of_contention.items() if name in _NO_MESSAGES
+    }
     columns = {
-        # All columns of table ``sharing`` about messages, with zeros that are replaced below.
+        # Has zeros in all columns about messages, which are replaced by what follows and below.
         **_NO_MESSAGES,
-        **{name: value for name, value in taken.items() if name in _NO_MESSAGES},
+        **of_footprint,
         "quantity": "iteration",
         "ranks": setting.ranks,
         "policy": setting.policy,
         "buckets": len(sending.sizes),
     }
     sent = []
-    # A sample has the number of its round. Settings are compared within rounds. The numbers
-    # therefore have gaps where an iteration is left out.
+    # Settings are compared within rounds. A sample therefore has the number of its round, and
+    # numbers are missing where an iteration is left out.
     for number, (run, taken_s) in enumerate(zip(runs, seconds, strict=True)):
         try:
             of_run = run.columns()

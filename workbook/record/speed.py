@@ -74,12 +74,12 @@ def product_s(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     # Two matrices and their product.
     set_bytes = 3 * side * side * dtype.itemsize
-    # As many sets as exceed the caches. With at least two sets, a product never takes the operands
-    # of the product before it. With at most `MOST_SETS`, small matrices all stay in the caches.
+    # As many sets as exceed the caches. At least two, so that no product has the operands of the
+    # product before it. At most `MOST_SETS`, so that small matrices all stay in the caches.
     n_sets = min(MOST_SETS, max(2, math.ceil(CACHE_BYTES / set_bytes)))
     what = f"{n_sets} x 3 matrices of {side} x {side} on {device}"
     with compute_on(what, device, precision):
-        # Of each set: the left and the right matrix, and their product.
+        # The second axis has the left and the right matrix of a set, and their product.
         numbers = torch.randn((n_sets, 3, side, side), device=device, dtype=dtype)
         sets = [matrices.unbind() for matrices in numbers]
 
@@ -159,25 +159,23 @@ def stored(directory: Path, shape: tuple[int, int], count: int) -> list[Path]:
     count : int
         The number of files.
     """
-    # A few pictures are enough, because each file is read and decoded by itself, even if it
-    # repeats another file.
+    # Files may repeat a few pictures, because each file is read and decoded by itself.
     pictures = _grainy_pictures(shape, min(count, DISTINCT))
     paths = [directory / f"{number}.jpeg" for number in range(count)]
     for number, path in enumerate(paths):
         with open(path, "wb") as file:
             pictures[number % len(pictures)].save(file, "JPEG", quality=QUALITY)
             file.flush()
-            # The file is written to the disk now. Only then can the operating system drop it from
-            # its page cache, as `_forget` asks, so that reading it later takes it from the disk.
+            # Writes the file to the disk. Only then can the operating system drop it from its page
+            # cache, as `_forget` asks.
             os.fsync(file.fileno())
     return paths
 
 
 def _grainy_pictures(shape: tuple[int, int], count: int) -> list[Any]:
-    """Return different images of Pillow, of a width and a height, with the noise of photographs.
+    """Return different images of Pillow with noise, because photographs are not smooth either.
 
-    Enlarged drawings are smoother than photographs. The noise makes the JPEG files about twice as
-    large.
+    ``shape`` is their width and height. The noise makes the JPEG files about twice as large.
     """
     width, height = shape
     random = np.random.default_rng(0)
@@ -276,8 +274,8 @@ def _input_frames(
     read_s, disk_bytes = _cold_reads(paths, budget)
     # By sample, the share of the files' bytes that came from the disk.
     from_disk = disk_bytes / n_bytes
-    # The operating system reads whole blocks, and so at least as many bytes as the files have. With
-    # fewer bytes, some of the files came from its page cache.
+    # The operating system reads whole blocks. A share below 1 therefore means that some of the
+    # files came from its page cache.
     if from_disk.min() < 1:
         raise Unavailable(
             f"no cold reads: {from_disk.min():.0%} of a dropped file came from the disk"
@@ -312,7 +310,7 @@ def _cold_reads(paths: Sequence[Path], budget: Budget) -> tuple[Floats, Floats]:
             path.read_bytes()
         disk_bytes.append((_blocks_read() - blocks_before) * BLOCK_BYTES)
 
-    # Before each sample the files are dropped, which does not count.
+    # Before each sample the files are dropped. The time of this does not count.
     seconds = clock.measure(read_all, budget, setup=partial(_forget, paths))
     # Reads of the warm-up come first, and are no samples.
     return seconds, np.array(disk_bytes[-len(seconds) :])

@@ -151,8 +151,8 @@ class GpuStandIn:
         image = cubin(f"sm_{gpu.major}{gpu.minor}")
         module = c_void_p()
         _driver("cuModuleLoadData", byref(module), c_char_p(image))
-        # The most shared memory that a block may ask for. Where torch does not tell, it is 48 KiB,
-        # which a block may have on every GPU.
+        # The most shared memory that a block may ask for. If torch does not tell, 48 KiB, which a
+        # block may have on every GPU.
         most_bytes = getattr(gpu, "shared_memory_per_block_optin", 48 * KIB)
         self._shared_bytes = min(SHARED_BYTES, most_bytes)
         # GPUs have clusters from Hopper on.
@@ -161,8 +161,8 @@ class GpuStandIn:
         # The gate is a second kernel, in the stream of a computation. It waits for the first kernel
         # to run, ends it, and notes the time.
         self._gate = CudaFunction(module, "gate")
-        # The kernel loads 16 bytes at a time, which are 4 numbers of float32. A buffer has a
-        # multiple of 4 numbers.
+        # The kernel loads 16 bytes at a time, which are 4 numbers of float32. A buffer therefore
+        # has a multiple of 4 numbers.
         elements = buffer_bytes // 16 * 4
         self.a, self.b, self.c = torch.randn(3, elements, device="cuda")
         self._stream = torch.cuda.Stream()
@@ -196,7 +196,7 @@ class GpuStandIn:
         return 16 * UNROLL * nccl_threads(threads)
 
     def send(self, footprint: Footprint, chunks: int, record: torch.Tensor) -> None:
-        """Put the kernel into its stream, after all work of torch's current stream so far.
+        """Put the kernel into its own stream, after all work of torch's current stream so far.
 
         Parameters
         ----------
@@ -205,8 +205,8 @@ class GpuStandIn:
         chunks : int
             The number of chunks after which each block ends.
         record : Tensor, shape (6 + 3 blocks,)
-            Where the kernel writes down its times and chunks, as `record` makes it. Another kernel,
-            such as the gate of `beside`, can end this one by a flag in the record.
+            Where the kernel writes down its times and chunks, as `record` makes it. A flag in the
+            record, which the gate of `beside` can set, ends the kernel.
         """
         # NCCL adds a warp to the threads that it is asked for, and so does the kernel.
         threads = nccl_threads(footprint.threads)
@@ -262,30 +262,70 @@ class GpuStandIn:
         """
         if footprint:
             blocks = footprint.blocks
-            # The kernel and the gates count what is sent in chunks of so many bytes. They write
-            # their counts and times into the record.
+            # What is sent is counted in chunks of so many bytes.
             chunk_bytes = self.chunk_bytes(footprint.threads)
             record = self.record(blocks)
             # So many chunks are never sent, so that the kernel runs until the second gate ends it.
             self.send(footprint, chunks=2**63 - 1, record=record)
         else:
-            # The gates only note the times of the computation.
-            # Nothing is sent, and no block is waited for.
+            # Nothing is sent. The gates only note the times of the computation.
             blocks = 0
             chunk_bytes = 0
             record = self.record(0)
         marks = Marks("cuda")
-        # A gate is a kernel of one thread. Its arguments are the record, the position in the record
-        # for the time, the number of blocks that it waits for, the nanoseconds for which it waits
-        # at least and at most, and whether it ends the blocks (1) or not (0). The first gate waits
-        # until all blocks run, and at least so long that the host can hand over the computation.
-        # The second one ends the blocks.
-        self._gate.launch(1, 1, [record, _OPENED, blocks, HOLD_NS, PATIENCE_NS, 0])
+        # The first gate waits until all blocks run, and at least so long that the host can hand
+        # over the computation.
+        self._launch_gate(
+            record,
+            _OPENED,
+            blocks,
+            least_wait_ns=HOLD_NS,
+            most_wait_ns=PATIENCE_NS,
+            ends_blocks=False,
+        )
         marks.mark()
         compute()
         marks.mark()
-        self._gate.launch(1, 1, [record, _CLOSED, blocks, 0, 0, 1])
+        self._launch_gate(
+            record, _CLOSED, blocks, least_wait_ns=0, most_wait_ns=0, ends_blocks=True
+        )
         return marks, functools.partial(_read, record, chunk_bytes)
+
+    def _launch_gate(
+        self,
+        record: torch.Tensor,
+        position: int,
+        blocks: int,
+        *,
+        least_wait_ns: int,
+        most_wait_ns: int,
+        ends_blocks: bool,
+    ) -> None:
+        """Put a gate, which is a kernel of one thread, into torch's current stream.
+
+        Parameters
+        ----------
+        record : Tensor, shape (6 + 3 blocks,)
+            Where the gate writes the time, and how many chunks were sent by then.
+        position : int
+            The position of the time in the record. The chunks follow it.
+        blocks : int
+            The number of blocks that the gate waits for, and whose chunks it adds up.
+        least_wait_ns, most_wait_ns : int
+            How long the gate waits at least, and how long it waits for the blocks at most.
+        ends_blocks : bool
+            Whether the gate ends the blocks when it has noted the time.
+        """
+        # In the order of the kernel's parameters.
+        arguments = [
+            record,
+            position,
+            blocks,
+            least_wait_ns,
+            most_wait_ns,
+            int(ends_blocks),
+        ]
+        self._gate.launch(1, 1, arguments)
 
     def join(self) -> None:
         """Let torch's current stream go on only when all that was sent has ended."""
@@ -313,8 +353,8 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
     chunk_bytes : int
         The bytes of a chunk. They do not matter without blocks.
     """
-    # The record begins with a flag that ends the kernel and with the number of blocks that have
-    # begun. Then come the time and the chunks of each gate.
+    # The first two words, which are not needed, are a flag that ends the kernel and the number of
+    # blocks that have begun. Then come the time and the chunks of each gate.
     words = record.tolist()
     opened_ns, chunks_before, closed_ns, chunks_after = words[_OPENED:_HEAD]
     # Three rows with a number for each block: begins and ends
@@ -327,7 +367,7 @@ def _read(record: torch.Tensor, chunk_bytes: int) -> Traffic:
         begins_s,
         ends_s,
         opened_s=0.0,
-        # The timer may see no time at all, by which bytes could not be divided.
+        # The timer may see no time at all. The rate, which is divided by the time, needs some.
         closed_s=max(TICK_S, (closed_ns - opened_ns) / _NS),
         sent_bytes=float((chunks_after - chunks_before) * chunk_bytes),
     )
@@ -477,14 +517,14 @@ def cubin(architecture: str) -> bytes:
 
     Raises UserError with the compiler's first error if the source does not compile.
     """
-    # NVIDIA's compiler as a library, whose functions return 0 if all went well.
+    # The functions of the compiler return 0 if all went well.
     nvrtc = _nvrtc()
     program = c_void_p()
     options = [f"--gpu-architecture={architecture}", *OPTIONS]
     c_options = (c_char_p * len(options))(*(option.encode() for option in options))
     source = c_char_p(SOURCE.encode())
     name = c_char_p(b"ddlkit.cu")
-    # The name only stands in the compiler's errors. The zero and the two None stand for no headers.
+    # The compiler uses the name in its errors only. The zero and the two None mean no headers.
     nvrtc.nvrtcCreateProgram(byref(program), source, name, 0, None, None)
     try:
         status = nvrtc.nvrtcCompileProgram(program, len(options), c_options)
@@ -533,8 +573,8 @@ def _nvrtc() -> ctypes.CDLL:
     NVRTC is looked for in NVIDIA's wheels, then in torch itself, and then where the loader of the
     system finds it. Raises UserError if there is none.
     """
-    # The major version. Where torch was built without CUDA,
-    # any version will do, which the pattern "*" finds.
+    # The major version. If torch was built without CUDA, any version will do, and "*" is a pattern
+    # that finds all.
     version = (torch.version.cuda or "*").partition(".")[0]
     paths = in_wheels(f"*/lib/libnvrtc.so.{version}")
     paths += Path(torch.__file__).parent.glob("lib/libnvrtc-[0-9]*.so*")
@@ -545,7 +585,7 @@ def _nvrtc() -> ctypes.CDLL:
             for builtins in path.parent.glob("libnvrtc-builtins.so*"):
                 ctypes.CDLL(str(builtins), ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(str(path))
-    # The loader knows no patterns. If any version will do, it gets the name without a version.
+    # The loader knows no patterns. In place of "*", the name that it gets has no version.
     with suppress(OSError):
         return ctypes.CDLL(f"libnvrtc.so.{version}".removesuffix(".*"))
     raise UserError(

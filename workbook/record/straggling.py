@@ -123,8 +123,8 @@ class Injection:
 
     def total_s(self, layers: int) -> float:
         """Return the seconds of the delay in one iteration of a model with so many layers."""
-        # Batches are loaded, and parameters are updated, once
-        # in an iteration. Other phases have each layer once.
+        # Loading a batch and updating the parameters happen once in an iteration. In the other
+        # phases, each layer is delayed.
         happens_once = self.phase in ("input", "update")
         if happens_once or self.layer is not None:
             return self.seconds
@@ -245,7 +245,7 @@ def _scenario(name: str, fields: Mapping[str, Any]) -> Scenario:
         right_answer = Right(
             rank=fields["right"]["rank"], phase=fields["right"]["phase"]
         )
-    # What the remedy does not name is None and stays as it is.
+    # A field that the remedy does not name is None here, and stays as it is in the scenario.
     remedy = None
     if "remedy" in fields:
         remedy = Remedy(
@@ -379,9 +379,8 @@ class Delays:
     def seconds(self, phase: str, layer: int | None = None) -> float:
         """Return the delay of a phase, or of one layer in this phase, in seconds.
 
-        In iterations of an even number the result is 0, but the delay is computed as well.
-        Otherwise the computation itself would make iterations of an odd number longer, on every
-        rank.
+        In iterations of an even number the result is 0. The delay is computed all the same, so
+        that the computation itself makes no difference between odd and even iterations.
 
         Parameters
         ----------
@@ -392,9 +391,9 @@ class Delays:
         """
         total_s = 0.0
         for delay in self._own:
-            # A delay without a layer belongs to all layers.
-            has_layer = delay.layer is None or delay.layer == layer
-            if delay.phase == phase and has_layer:
+            # A delay without a layer is on all layers.
+            is_of_layer = delay.layer is None or delay.layer == layer
+            if delay.phase == phase and is_of_layer:
                 total_s += delay.seconds
         if layer is not None:
             # Layers also have a jitter, which is drawn anew for each layer and phase.
@@ -534,12 +533,10 @@ def record(out: Path, names: Sequence[str] = ()) -> Path:
             raise UserError(f"scenario {name}: use one of {', '.join(by_name)}")
     chosen = [by_name[name] for name in names] or [*by_name.values()]
     total_s = sum(_expected_s(scenario) for scenario in chosen)
-    scenarios_to_record = (
-        f"{len(chosen)} scenario{'s' if len(chosen) > 1 else ''} to record"
-    )
-    say(f"{scenarios_to_record}, about {total_s / 60:.1f} min")
-    for number, name in enumerate(names or by_name, 1):
-        scenario = by_name[name]
+    noun = "scenarios" if len(chosen) > 1 else "scenario"
+    say(f"{len(chosen)} {noun} to record, about {total_s / 60:.1f} min")
+    for number, scenario in enumerate(chosen, 1):
+        name = scenario.name
         folder = out / name
         expected = format_seconds(_expected_s(scenario))
         say(
@@ -572,16 +569,16 @@ def record_scenario(name: str, folder: Path, *, with_remedy: bool = False) -> No
     with_remedy : bool, optional
         Whether its remedy is in place.
     """
-    # The ranks write their traces into a temporary
-    # directory. The traces that are kept name no machine.
+    # The ranks write their traces into a temporary directory, from which they are copied without
+    # the name of the machine.
     with scratch() as directory:
         settings = StragglingSettings(name, with_remedy, str(directory))
         settings.scenario.members().run(straggling_job, settings, ESTIMATE_S)
         for path in sorted(directory.glob("rank*.json.gz")):
             trace = without_names(json.loads(gzip.decompress(path.read_bytes())))
             document = json.dumps(trace, separators=(",", ":")).encode()
-            # gzip would write the time. With 0 in its place,
-            # the same trace always gives the same file.
+            # With a time of 0 in place of the current time, the same trace always gives the same
+            # file.
             packed = gzip.compress(document, compresslevel=COMPRESSION, mtime=0)
             atomic_write(folder / path.name, packed)
 
@@ -653,7 +650,7 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
     even_s, odd_s = iterations_s(folder)
     totals_s = _injected_s(scenario)
     if not totals_s:
-        # A scenario without delays has one row all the same, for the times of its iterations.
+        # A scenario without delays has one row, for the times of its iterations.
         totals_s[("", "")] = 0.0
     rows = []
     # Seconds are rounded to microseconds.
@@ -677,9 +674,9 @@ def truth_rows(scenario: Scenario, folder: Path) -> list[dict[str, Any]]:
 def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
     """Return how long the iterations of a training took, in seconds.
 
-    An iteration lasts from the end of the last rank in the iteration before to the end of
-    the last rank in this one. A rank that is late in its update then makes this iteration
-    longer, and not the next one, in which the other ranks wait for it.
+    An iteration lasts from the moment in which the last rank ended the iteration before, to the
+    moment in which the last rank ends this one. An update that is late on one rank thus makes its
+    own iteration longer, and not the next one, in which the other ranks wait.
 
     Parameters
     ----------
@@ -698,9 +695,9 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
     for path in sorted(folder.glob("rank*.json.gz")):
         trace = json.loads(gzip.decompress(path.read_bytes()))
         for event in trace["traceEvents"]:
-            # For events with another name, ``is_step`` is an empty text.
+            # An iteration is an event "ProfilerStep#" with its number. For events with another
+            # name, ``is_step`` is an empty text. Events with a duration have "X" as "ph".
             _, is_step, number = event["name"].partition("ProfilerStep#")
-            # The profiler's events of phase "X" have a duration.
             if is_step and event.get("ph") == "X":
                 end_us = event["ts"] + event["dur"]
                 # The last rank to end counts.
@@ -708,8 +705,11 @@ def iterations_s(folder: Path) -> tuple[list[float], list[float]]:
     even_s: list[float] = []
     odd_s: list[float] = []
     for number in sorted(ends_us)[1:]:
-        same_kind_s = odd_s if number % 2 else even_s
-        same_kind_s.append((ends_us[number] - ends_us[number - 1]) / 1e6)
+        iteration_us = ends_us[number] - ends_us[number - 1]
+        if number % 2:
+            odd_s.append(iteration_us / 1e6)
+        else:
+            even_s.append(iteration_us / 1e6)
     return even_s, odd_s
 
 

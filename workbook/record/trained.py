@@ -39,7 +39,7 @@ def recorded(out: Path, schema: str, name: str) -> Path:
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in training on the ranks of a place, which is the ranks and the link between them.
+    """A network in training in a place, which means on some ranks with some link between them.
 
     The messages of the place, and the layers of the network on as many ranks, must have been
     measured before.
@@ -96,7 +96,7 @@ class Trained:
         workload = self.profile.workload().accumulated(self.accumulate)
         cost = table_cost(self.collectives, self.ranks)
         distinct = {}
-        # The ends of the groups in ready order, by which plans are told apart.
+        # Two plans have the same groups if their groups have the same ends.
         seen_ends = set()
         for spec in self.plans:
             plan = make_plan(spec, workload, cost)
@@ -116,7 +116,7 @@ class Trained:
     def cases(self) -> list[Case]:
         """Return a case for each plan: what identifies its measured iterations.
 
-        The later measurement leaves out a case if DDP makes other buckets than its plan asks for.
+        If DDP makes other buckets than a plan asks for, the later measurement leaves its case out.
         """
         # All rows are of one place, and so of one link.
         first = self.collectives.iloc[0]
@@ -142,8 +142,8 @@ class Trained:
         """Return the rows of table ``predicted`` of all cases, by our model and by each rival model.
 
         The predictions use the collectives, the layers and the samples that were measured in the
-        place before. If there is a table of slowdown, they also use how much messages and compute
-        slow down each other.
+        place. If it has a table of slowdown, they also use how much messages and compute slow each
+        other down.
         """
         slowdown = None
         slowdown_path = table_path(self.out, "slowdown", self.key)

@@ -171,8 +171,8 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         shortcut = x[:, :, :: self.stride, :: self.stride]
-        # `pad` takes two numbers for each dimension, from the last one: nothing before and after
-        # the width and the height, and zeros after the channels.
+        # `pad` takes two numbers for each dimension, beginning with the last: how many zeros come
+        # before and after the width, the height and the channels.
         padded = nn.functional.pad(shortcut, (0, 0, 0, 0, 0, self.padding))
         return torch.relu(inner + padded)
 
@@ -237,8 +237,7 @@ class SmallGpt(nn.Module):
     def __init__(self, width: int = 256, blocks: int = 4, heads: int = 4) -> None:
         super().__init__()
         self.words = nn.Embedding(TEXT, width)
-        # A vector for each position in the sequence, which
-        # is added to the vector of the word there.
+        # A vector for each position in the sequence, which is added to the vector of its word.
         self.places = nn.Embedding(STEPS, width)
         block = nn.TransformerEncoderLayer(
             width,
