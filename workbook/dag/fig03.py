@@ -194,10 +194,12 @@ def _v100_communication() -> Result:
     Printed are 24 million parameters and 9.6%, which are taken within their rounding. The
     claim is the printed time.
     """
-    # `_link_use_percent` is the efficiency if the communication takes `V100.sent_s`. The product of
-    # efficiency and time depends on the parameters alone. So this product divided by the printed
-    # efficiency is the time. Of all numbers that round to the printed ones, the fewest parameters
-    # (23.5 million) and the largest efficiency (9.65%) give the shortest time.
+    # The efficiency is c / time, where c depends on the parameters alone, so that the time is
+    # c / efficiency. `_link_use_percent` is the efficiency if the time is `V100.sent_s`. So c is
+    # `V100.sent_s` times `_link_use_percent`, and would be the same for any other time.
+    #
+    # Of all numbers that round to the printed ones, the fewest parameters (23.5 million) and the
+    # largest efficiency (9.65%) give the shortest time.
     low_s = V100.sent_s * _link_use_percent(23.5) / 9.65
     high_s = V100.sent_s * _link_use_percent(24.5) / 9.55
     percent = _link_use_percent(parameter_millions("ResNet50"))

@@ -194,6 +194,15 @@ def by_model(
 ) -> Result:
     """Return a result that is judged by the settings which meet most other statements.
 
+    A statement is what the paper says of a quantity, such as an efficiency. A setting has a
+    number for each field that the paper leaves open, and determines all quantities. The
+    statement of the claim must not choose the settings that judge it, so that only the others
+    do.
+
+    There are three outcomes. Without ``cases``, the quantity alone is judged. With ``cases``
+    that do not decide, the ranges of the cases are only added to its note. With ``cases`` that
+    decide, there are two readings: the mean, which is the quantity, and each case.
+
     Parameters
     ----------
     statement : str
@@ -203,11 +212,9 @@ def by_model(
     cases : callable, optional
         A function that takes settings and returns the quantity of each case, such as a
         network: a row for each setting, and a column for each case. It is given if the
-        statement's own quantity is a mean over cases, and the paper's sentence may be read as
-        one on this mean or as one on each case. By default there is only one reading.
+        statement's own quantity is a mean over cases. By default there are no cases.
     cases_decide : bool, optional
-        Whether the reading on each case is fair, so that it counts. Otherwise the ranges
-        of the cases are only in the note.
+        Whether the paper's sentence may fairly be read as one on each case.
 
     Returns
     -------
@@ -217,22 +224,22 @@ def by_model(
     search = setting_search()
     # A quantity is a plain number. If the claim is in %, the scale is 100, otherwise 1.
     scale = 1 / unit(claim)
+    of_quantity = claims.by_model(search, statement, scale)
     if cases is None:
-        return claims.by_model(search, statement, scale)
-    # The statement of the claim must not choose the settings that judge it. They are those
-    # that meet the most other statements, as in `claims.by_model`.
+        return of_quantity
+    # The same settings as `claims.by_model` chooses.
     places = np.argwhere(search.most_others(statement))
     # The numbers of the cases in these settings. They have the unit of the claim, because no
     # claim on several cases is in %.
     of_settings = cases(search.grid.at(places))
     note = _ranges_in_words(of_settings)
     if not cases_decide:
-        return claims.by_model(search, statement, scale, note=note)
+        return replace(of_quantity, note=note)
 
-    mean = claims.by_model(search, statement, scale)
-    # Both readings show the values of the mean, but "each" is judged by the cases.
-    each = replace(mean, judge=partial(_judge_each, of_settings))
-    return claims.by_readings({"the mean": mean, "each": each}, note)
+    # The quantity is the mean over the cases. Both readings show its values, but "each" is
+    # judged by the cases.
+    each = replace(of_quantity, judge=partial(_judge_each, of_settings))
+    return claims.by_readings({"the mean": of_quantity, "each": each}, note)
 
 
 def _judge_each(of_settings: pd.DataFrame, low: float, high: float) -> claims.Verdict:

@@ -284,7 +284,7 @@ def fused(
         plan = none(work)
         waited_s = np.zeros(len(plan.ends))
     else:
-        # A tensor is late if a buffer that waits for it times out before it is ready.
+        # A tensor is late if its backward pass takes at least as long as the buffer waits.
         is_late = work.backward_s >= timeout_s
         # The array is passed as bytes, because a cache needs hashable arguments.
         plan, has_waited = _buffered(network, capacity, unit, is_late.tobytes())
@@ -300,8 +300,9 @@ def _buffered(
 ) -> tuple[FusionPlan, NDArray[np.bool_]]:
     """Return the messages of a buffer, and which of them wait in vain for one more tensor.
 
-    The times of a setting matter here only by which tensors are late. Thousands of settings
-    thus share a few cached plans.
+    A tensor is late if its backward pass takes at least as long as the buffer waits. The times of
+    a setting matter only by which tensors are late. Plans are therefore cached by the late
+    tensors, so that thousands of settings share a few plans.
 
     Parameters
     ----------
@@ -309,8 +310,7 @@ def _buffered(
         As of `fused`.
     late_tensors : bytes
         The bytes of an array of bool, which says of each of n tensors in ready order whether
-        its backward pass takes as long as the buffer waits, or longer. The array itself
-        could not be the key of a cache.
+        it is late. The array itself could not be the key of a cache.
 
     Returns
     -------
@@ -326,13 +326,13 @@ def _buffered(
     # tensors may thus take 1 s, and all others no time.
     work = replace(some_workload, backward_s=is_late.astype(float))
     plan = buffer(work, int(capacity), timeout_s=1.0)
-    sizes = plan.group_bytes(work)
-    # A message waits in vain if it has room for the next tensor, but that tensor is late. The
-    # next tensor is the first of the next group, whose index is the exclusive end of the group.
-    next_tensors = np.array(plan.ends[:-1], int)
-    # The last group has no next tensor, and waits for none.
+    # A message waits in vain if it has room for the next tensor, but the next tensor is late.
+    # The last message has no next tensor, and waits for none.
     has_waited = np.zeros(len(plan.ends), bool)
-    has_room = sizes[:-1] + work.bytes[next_tensors] <= capacity
+    # The index of the first tensor after each message but the last. The ends are exclusive.
+    next_tensors = np.array(plan.ends[:-1], int)
+    sizes = plan.group_bytes(work)[:-1]
+    has_room = sizes + work.bytes[next_tensors] <= capacity
     has_waited[:-1] = has_room & is_late[next_tensors]
     return plan, has_waited
 

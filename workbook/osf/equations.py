@@ -555,7 +555,7 @@ def fused_start_s(
     tau^(i) = max(tau^(i+1) + t_update(F^(i+1)) + t_wait^(i+1),
     sum over j = i to n - 1 of t_backward^(j)),
 
-    where F are the bytes of each message (`sent_bytes`)
+    where F are the bytes of each message (`sent_bytes`).
 
     Repaired, t_wait^(i+1) is left out, and t_wait^(i) is added to the sum of backward times,
     because a wait delays the message that waits. A layer that sends nothing starts when the
@@ -580,19 +580,28 @@ def _start_as_printed(
 ) -> Floats:
     """Return the starts tau of `fused_start_s` by Eq 15 as printed.
 
-    They are in seconds from the end of layer n's backward. All arguments have one value for
-    each layer, in forward order. ``sent_s`` is t_update(F), and ``waited_s`` is t_wait.
+    They are in seconds from the end of layer n's backward. Layer n is the first in the backward
+    pass. All arguments have one value for each layer, in forward order. ``waited_s`` is t_wait,
+    how long the gradients of the layer stay in the buffer (`wait_s`). ``sent_s`` is t_update(F),
+    the time of the message after the layer, which has F bytes (`sent_bytes`).
+
+    Notes
+    -----
+    tau^(n) = 0, and for every other layer
+
+    tau^(i) = max(tau^(i+1) + t_update(F^(i+1)) + t_wait^(i+1),
+    sum over j = i to n - 1 of t_backward^(j))
     """
     n = len(backward_s)
     # A list, because single elements of an array are slow.
     start_s = [0.0] * n
-    # Index i is that of layer i + 1. Layer n, the first in the backward pass, starts at 0.
+    # Index i is that of layer i + 1. Layer n, whose index is n - 1, starts at 0.
     for i in range(n - 2, -1, -1):
-        # The index of the layer whose gradient is ready right before that of this layer.
+        # The index of the next higher layer, which comes right before in the backward pass.
         before = i + 1
         link_free_s = start_s[before] + sent_s[before]
-        # Starts count from the end of layer n's backward, so that its time, the last one, is
-        # not in the sum. `fsum` rounds only once.
+        # The slice ends before layer n, because starts count from the end of its backward.
+        # `fsum` rounds only once.
         computed_s = math.fsum(backward_s[i : n - 1])
         start_s[i] = max(link_free_s + waited_s[before], computed_s)
     return np.array(start_s)

@@ -125,10 +125,12 @@ def draw(frame: pd.DataFrame) -> Figure:
         f"{change['regime']:+.0%} with expensive start-ups and by "
         f"{change['measured']:+.0%} with cheap ones"
     )
-    # The name of a quantity sets the style of its line and the label in the legend. "model" is
-    # the name of the style for modelled values.
+    # The name of a modelled quantity sets the style of its line and the label in the legend.
+    # "model" is the name of the style for modelled values.
     named = frame.replace({"quantity": {"SF": "model"}})
-    return by_buffer.draw(named, ["model"], title)
+    # ``quantities`` lists modelled quantities only. The measured and the printed factors are
+    # columns of the frame, and are drawn in any case.
+    return by_buffer.draw(named, quantities=["model"], title=title)
 
 
 # -- claims --------------------------------------------------------------------------

@@ -44,11 +44,25 @@ def numbers(trained: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        A row for each network, seed, epoch and set of images (``measured_on``), which is
-        "running" for the images of an epoch while the network trains on them.
-        ``share_of_guess`` is the loss divided by ln(classes), the loss of a guess that gives
-        all classes the same probability. ``paper_loss`` is the loss that the paper prints, and
-        ``paper`` is this loss divided by that of a guess.
+        A row for each network, seed, epoch and set of images, with these columns:
+
+        network
+            "published" is VGG-16 as published, "published, no dropout" the same without its
+            dropout, and "replaced" VGG-16 with the layers replaced as in the paper and
+            without dropout. All are an eighth as wide.
+        seed, epoch
+            The seed of the training, and the epoch.
+        measured_on
+            "training", "held_out", or "running" for the images of an epoch while the network
+            trains on them.
+        loss, accuracy
+            The mean loss, and the share of the images that were classified correctly.
+        share_of_guess
+            The loss divided by ln(classes), the loss of a guess that gives all classes the
+            same probability.
+        paper, paper_loss
+            ``paper_loss`` is the loss that the paper prints, and ``paper`` is this loss
+            divided by that of a guess. Both are NaN in rows for which none is printed.
     """
     # ``epochs`` is the number of epochs of a training, and ``epoch`` the one of a row.
     longest = trained[trained["epochs"] == trained["epochs"].max()]

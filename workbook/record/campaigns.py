@@ -702,19 +702,21 @@ class LabPoints:
 
         Raises UserError if the table is missing.
         """
+        # The ending "-r1" stands for one rank.
         path = self.path("layers", f"{request.network}-b{request.batch}-r1")
-        is_missing = not store.has_table(path)
-        if is_missing and not self.saved("runs"):
+        if not store.has_table(path):
+            # A campaign measures the layers before its runs. Runs without layers are thus those
+            # of an earlier campaign whose layers are missing.
+            if self.saved("runs"):
+                raise UserError(
+                    f"{path.parent}: holds runs of an earlier campaign without the layers that "
+                    f"were measured for it ({path.name}), so that it cannot be continued: name "
+                    "another directory by --out"
+                )
             # The measurement was left out, because it would have taken too long, or it failed.
             raise UserError(
                 f"the layers of {request.network} at batch size {request.batch} were not measured: "
                 f"{AGAIN_WITH_MORE_TIME}"
-            )
-        if is_missing:
-            raise UserError(
-                f"{path.parent}: holds runs of an earlier campaign without the layers that "
-                f"were measured for it ({path.name}), so that it cannot be continued: name "
-                "another directory by --out"
             )
         return store.read_profile(path)
 

@@ -184,18 +184,20 @@ def _kernel_extreme(position: int) -> Result:
 )
 @check("sharing-fig03-three", "average_pooling", "linear", "relu")
 def _kernel_bound(*kernels: str) -> Result:
-    """Return the largest slowdown of some kernels under 1x64, in per cent.
+    """Return by how much the most slowed of some kernels is slowed under 1x64, in per cent.
 
-    The paper states a bound on these slowdowns. ``kernels`` are their names in figure 3.
+    The paper states a bound on this number. The result has the least and the largest that the
+    rounding of figure 3 allows. ``kernels`` are names in figure 3.
     """
+    # A ratio of 1.1 is a slowdown by 10%.
     ratios = slowdowns(blocks=1, threads=64)[list(kernels)]
     largest = ratios.max()
     # ROUNDING has the least and the largest error, so that the sum has the ends of an interval.
-    # All ratios in it are printed as the largest one is.
-    ends = largest + ROUNDING
-    ends_listed = " to ".join(f"{share:.1%}" for share in ends - 1)
+    # Every ratio in this interval rounds to the printed one.
+    ends_percent = 100 * (largest + ROUNDING - 1)
+    ends_listed = " to ".join(f"{percent:.1f}%" for percent in ends_percent)
     names = " and ".join(ratios.index[ratios == largest])
     note = (
         f"the largest, {names}, prints {largest:.2f}, as all from {ends_listed} would"
     )
-    return own([100 * (ends - 1)], note)
+    return own([ends_percent], note)

@@ -122,13 +122,20 @@ def _summary(name: str, cases: pd.DataFrame) -> str:
 
 
 def _line_of_case(case: Any) -> str:
-    """Return in words what was measured and predicted of a case, which is a row of a table."""
+    """Return in words what was measured and predicted of a case, which is a row of a table.
+
+    The printed prediction is the one that ``error`` judges. For replays it is
+    ``model_iteration_s``. For trainings it has the measured compute time instead of the
+    predicted one.
+    """
     what = f"{case.network}:{case.batch} {case.plan}, {case.workers} ranks over {case.link}"
     predicted_s = case.model_iteration_s
     if case.kind == TRAINING:
-        # The error is that of a prediction with the measured compute time, as a share of the
-        # measured iteration. In ``model_iteration_s`` the compute time is predicted, too.
+        # Rebuilt from its error, which is relative to the measured iteration.
         predicted_s = case.measured_iteration_s * (1 + case.error)
+    # If a training has ``contention``, the interval is that of the rebuilt prediction, because
+    # `labelled` has moved it by measured less predicted compute time. Otherwise the interval is
+    # that of ``model_iteration_s``.
     lower, upper = format_seconds(case.lower_s), format_seconds(case.upper_s)
     line = (
         f"{what}: measured {format_seconds(case.measured_iteration_s)}, predicted "

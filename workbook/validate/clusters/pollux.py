@@ -324,14 +324,15 @@ def fit(parts: clusters.Rows, name: str, shape: Workload) -> float:
         The layers. Only their shares of compute and of bytes count.
     """
     target = parts.fit.query("nodes > 1")
-    # The k values that are tried, as a column, give predictions of shape (k, n).
+    # The k values that are tried. A model without a free number has only 0.
     numbers = np.array(MODELS[name])
-    # The compute of each target row, and the compute and the iteration of the row of ``parts``
-    # that calibrates its placement.
+    # The measured times from which the n target rows are predicted.
     timed_s = timings(parts, target)
+    # As a column of shape (k, 1), the values give predictions of shape (k, n).
     predicted_s = predict(timed_s, model(name, shape, numbers[:, None]))
     errors = np.abs(predicted_s / target["iteration_s"].to_numpy() - 1)
-    # "no_overlap" and "perfect_overlap" ignore the number, and return shape (n,).
+    # "no_overlap" and "perfect_overlap" ignore the number, so that their errors have shape (n,).
+    # They get the shape (1, n) here. The means over the rows have shape (k,).
     mean_errors = np.atleast_2d(errors).mean(axis=1)
     return float(numbers[mean_errors.argmin()])
 
