@@ -675,7 +675,8 @@ def _fill_subparser(
     # begins with a digit, so by this pattern both are values. The option to which such
     # a value is given can then refuse it with a message of its own.
     subparser._negative_number_matcher = re.compile(r"-\.?\d")
-    # Without a name of an action, the value of an argument is stored.
+    # An option that is given twice is refused. argparse looks up the action that stores a value
+    # under "store", or under None if an argument names no action, so both are replaced.
     for action in (None, "store"):
         subparser.register("action", action, _StoreOnce)
     # Error messages begin with the name of the command.

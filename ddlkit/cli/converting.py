@@ -192,19 +192,18 @@ def import_(arguments: argparse.Namespace) -> None:
         )
     result: dict[str, Any] = {}
     findings: list[Finding] = []
-    # Messages are read before the profile is written, so that an error leaves no file.
-    message_csv = ""
-    if arguments.messages:
-        message_csv, message_finding = _messages_of_profiler(arguments)
+    # Messages are read before any file is written, so that an error in them leaves no file.
+    messages = _messages_of_profiler(arguments) if arguments.messages else None
     if arguments.out:
-        result, profile_findings = _imported_profile(arguments)
+        result, profile_findings = _write_imported_profile(arguments)
         findings += profile_findings
-    if arguments.messages:
+    if messages is not None:
+        message_csv, message_finding = messages
         store.atomic_write_text(arguments.messages, message_csv)
         findings.append(message_finding)
-        result["messages"] = str(arguments.messages)
-    if arguments.out:
-        result["profile"] = str(arguments.out)
+    # The files that were written.
+    files = {"messages": arguments.messages, "profile": arguments.out}
+    result |= {name: str(path) for name, path in files.items() if path}
     if arguments.json:
         listed = [finding._asdict() for finding in findings]
         show({**result, "findings": listed}, as_json=True)
@@ -259,10 +258,10 @@ def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> 
             )
 
 
-def _imported_profile(
+def _write_imported_profile(
     arguments: argparse.Namespace,
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
-    """Write the layer profile into --out, and return facts about it and its findings.
+    """Read the layer profile, write it into --out, and return facts about it and findings.
 
     The facts are the entries of the result that is printed: names, counts, and totals over
     all layers. Findings are what the user should know of the profile.

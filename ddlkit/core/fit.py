@@ -142,20 +142,26 @@ def interval(draws: ArrayLike, level: float = LEVEL) -> Floats:
 
 @cache
 def _order_statistic(n: int, rarity: int | Fraction) -> int:
-    """Return which order statistic bounds the median of n samples, 0 if none does.
+    """Return which of n sorted samples is a lower bound on the median of their distribution.
 
-    The result is the largest k for which the k-th smallest sample exceeds the median
-    with a probability of at most 1 / ``rarity``. A rarity of 40 stands for once in 40
-    times. The probability is P(Binomial(n, 1/2) < k): the number of subsets of n
-    samples with fewer than k members, divided by 2**n. Only integers and fractions are
-    compared, so the comparison is exact.
+    The result is the largest k for which the k-th smallest sample exceeds this median with a
+    probability of at most 1 / ``rarity``, or 0 if there is none. The k-th smallest sample
+    exceeds the median if fewer than k samples lie below the median. Each sample lies below it
+    with probability 1/2, so every subset of the samples is equally likely to be those below.
+    The probability is therefore the number of subsets with fewer than k members, divided by
+    2**n, the number of all subsets.
+
+    For 6 samples and a rarity of 40, the result is 1. Of the 64 subsets, 1 has fewer than
+    1 member, and 1/64 is at most 1/40. But 7 subsets have fewer than 2 members, and 7/64 is
+    more than 1/40.
     """
-    # The numbers of subsets with exactly k members, and with k members or fewer.
+    # The largest k that is known to be possible, and the numbers of subsets with exactly k
+    # members and with at most k. Only integers and fractions are compared, which is exact.
     k = 0
     subsets_of_k = 1
     subsets_up_to_k = 1
-    # P(Binomial < k + 1) is subsets_up_to_k / 2**n. While it is at most 1 / rarity, the
-    # next k is possible, too.
+    # k + 1 is possible, too, if the subsets with fewer than k + 1 members are few enough.
+    # These are the subsets with at most k members.
     while rarity * subsets_up_to_k <= 2**n:
         # The binomial coefficient C(n, k + 1), computed from C(n, k).
         subsets_of_k = subsets_of_k * (n - k) // (k + 1)
@@ -396,14 +402,14 @@ def fit(
         raise UserError(f"draws is {draws}: must be 0 or more")
     sizes, seconds = _checked(sizes, seconds)
     why = ""
-    # The errors of the form at held-out sizes. They take long to compute, so they stay None
-    # unless the choice of a form or the draws below need them.
+    # The errors of the form at held-out sizes, None until they are computed. They take long
+    # to compute, so they are computed only if the choice of a form or the draws need them.
     errors_of_form: HeldOutErrors | None = None
     if form == AUTO:
         by_form = errors_by_form(SIMPLE_FIRST, sizes, seconds)
         form, why = chosen_because(by_form)
-        # If no size could be held out, there are no errors of any form.
-        errors_of_form = by_form.get(form)
+        # If no size could be held out, ``by_form`` is empty.
+        errors_of_form = by_form.get(form, _NO_SIZE_HELD_OUT)
 
     # The class of the cost, the function that fits it, and how many sizes it needs.
     kind, fitter, least_sizes = _method(form)
@@ -424,21 +430,22 @@ def fit(
     )
     cost = kind(**fitter(sizes, seconds), **holds_for)
 
-    # The draws say how uncertain the cost is. They follow from the scatter of sizes that
-    # were repeated, or otherwise from errors at sizes that are held out.
+    # The draws say how uncertain the cost is.
     error_model = None
     drawn_costs: tuple[Any, ...] = ()
-    if draws and _draws_need_held_out_errors(kind, sizes):
-        # The choice of a form may have computed these errors already.
+    if draws and not _draws_need_held_out_errors(kind, sizes):
+        # Each draw is fitted to a bootstrap sample of the measured rows.
+        resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
+        drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
+    elif draws:
+        # Sizes have too few repeats for bootstrap samples. Each draw is the cost with errors
+        # such as those at held-out sizes, which the choice of a form may have computed.
         if errors_of_form is None:
             errors_of_form = held_out_errors(form, sizes, seconds)
         error_model = _error_model(form, sizes, seconds, errors_of_form)
-        # Without any size that could be held out, the fit has no draws.
+        # If no size could be held out, there is no model, and the fit has no draws.
         if error_model is not None:
             drawn_costs = error_model.draws(cost, draws)
-    elif draws:
-        resampled = _bootstrap(kind, fitter, sizes, seconds, draws)
-        drawn_costs = tuple(kind(**values, **holds_for) for values in resampled)
 
     return Fit(
         cost=cost,
@@ -684,6 +691,12 @@ class HeldOutErrors(NamedTuple):
     def median(self) -> float:
         """Return the median absolute relative error."""
         return float(np.median(np.abs(self.errors)))
+
+
+_NO_SIZE_HELD_OUT = HeldOutErrors(
+    sizes=np.empty(0), errors=np.empty(0), predicted_s=np.empty(0)
+)
+"""The errors of any form if no size can be held out."""
 
 
 def held_out_errors(form: str, sizes: ArrayLike, seconds: ArrayLike) -> HeldOutErrors:

@@ -576,24 +576,28 @@ def one_by_one(
         tokens_s = np.minimum(burst_s, tokens_s + start_s - link_free_s)
         on_link_s = np.maximum(0.0, bytes_s - tokens_s)
 
-        # How long the message takes, first without compute and then beside compute. On a link
-        # with a token bucket, software runs while bytes wait for tokens (see `Link`).
-        took_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
-        # By how much compute delays the bytes, which is 0 unless compute slows messages down.
+        # How long the message takes while nothing is computed. On a link with a token bucket,
+        # software runs while bytes wait for tokens (see `Link`).
+        alone_s = _alone_s(software_s[..., k], on_link_s, software_overlaps=burst_s > 0)
+        # How long the message takes beside compute, and by how much compute delays its bytes.
+        took_s = alone_s
         bytes_delayed_s: Floats | float = 0.0
         if slows_messages:
             took_s = overlapped_s(
-                took_s, compute_left_s, slowdown_of_compute, slowdown_of_message
+                alone_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             slowed_on_link_s = overlapped_s(
                 on_link_s, compute_left_s, slowdown_of_compute, slowdown_of_message
             )
             bytes_delayed_s = slowed_on_link_s - on_link_s
-        # The tokens that are left after the message. The link earns a second of tokens for each
-        # second that the message is under way, but none in the seconds by which compute delays
-        # the bytes. All bytes spend tokens, ``bytes_s`` together, because those that move on the
-        # link spend theirs as soon as they are earned. What is left is never negative, because
-        # ``took_s - bytes_delayed_s`` is at least ``on_link_s``, the tokens that were missing.
+        # The tokens after the message are those before it, plus those that the link earns
+        # meanwhile, minus those that the message spends.
+        # - Earned: took_s - bytes_delayed_s, a second of tokens for each second that the message
+        #   is under way, but none for the seconds by which compute delays the bytes.
+        # - Spent: bytes_s. All bytes spend tokens, because those that move on the link spend
+        #   theirs as soon as they are earned.
+        # The result is never negative, because what is earned is at least on_link_s, the tokens
+        # that were missing.
         tokens_s = np.minimum(burst_s, tokens_s + took_s - bytes_s - bytes_delayed_s)
 
         # The message also delays all later compute.

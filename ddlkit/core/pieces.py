@@ -344,14 +344,14 @@ def best_breaks(
         )
     # The weight of a size is the sum of 1 / t**2 over its times, so errors are relative.
     mean_s, weight = _means_of_sizes(groups)
-    # The two columns of a design are a constant and a variable, such as the size. Their sum
-    # is the variable plus a constant, whichever of them comes first. The best line has the
-    # same loss in this sum as in the variable alone, so the sum may stand for it.
     losses_of = {}
     # Pieces of one design have the same losses.
     for design in {*designs}:
-        variable = design(distinct).sum(axis=1)
-        losses_of[design] = _losses(variable, mean_s, weight, minimum)
+        # `_losses` fits lines in the column that is not constant, which may be either of the
+        # two. The sum of both columns serves as well: a constant that is added to the variable
+        # of a line changes the intercept of the best line, but not its loss.
+        variable_plus_constant = design(distinct).sum(axis=1)
+        losses_of[design] = _losses(variable_plus_constant, mean_s, weight, minimum)
     losses = [losses_of[design] for design in designs]
     # There is a break before each piece but the first.
     return [

@@ -536,8 +536,9 @@ class _TableCollector:
     """Collects the tables of a log from its lines, one after the other.
 
     Rows go to ``current``, the table whose head came last, until that table ends. Facts that
-    other lines state go to ``following``, the table whose head is still to come. ``tables``
-    has all tables whose head has come, also the current one.
+    other lines state, such as the collective, go to ``following``, the table whose head is
+    still to come. With its head, this table becomes the current one. ``tables`` has all
+    tables whose head has come, also the current one.
     """
 
     def __init__(self, file: str) -> None:
@@ -545,9 +546,11 @@ class _TableCollector:
         self.tables: list[Table] = []
         self.current: Table | None = None
         self.following = Table()
-        # Whether the last line was of a row and also had text of NCCL_DEBUG. The text may
-        # have cut the row, whose rest then comes in a later line, or it may stand behind a
-        # whole row. Lines that have nothing but such text do not count here.
+        # Whether the last line was of a row and also had text of NCCL_DEBUG, such as
+        # "n1:41:77 NCCL INFO". If the text has cut the row, as in "1024 256 n1:41:77 NCCL INFO",
+        # the rest of the row, "float sum -1 ...", comes in a later line. If the text came
+        # after a whole row, no rest comes. A line with this text alone may come between the
+        # two parts of a row, so it leaves this value as it is.
         self.row_may_be_cut = False
         # Whether nothing but empty lines came since the last row.
         self.is_after_row = False

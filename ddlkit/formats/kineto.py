@@ -202,15 +202,16 @@ class Event(NamedTuple):
     def bytes(self) -> int:
         """Return the size of a message, or of an operator's first input, in bytes.
 
-        The size of a message is that of the larger of its input and its output: the
-        output of an all-gather, for example. An unknown size is 0.
+        The size of a message is that of its input or that of its output, whichever is larger:
+        the output of an all-gather, for example. An unknown size is 0.
         """
-        # Only a message, and the operator that notes its size, have two numbers of elements:
-        # "In msg nelems" and "Out msg nelems".
+        # The operator record_param_comms has the elements of a message's input and output, under
+        # "In msg nelems" and "Out msg nelems". A message may have them, too.
         if "In msg nelems" in self.args:
             collective = COLLECTIVES.get(self.collective)
+            # The table `COLLECTIVES` says which of the two is larger. If it does not have the
+            # collective, the input counts.
             direction = "In"
-            # The output is the larger one in an all-gather, for example.
             if collective is not None and collective.sized == "output":
                 direction = "Out"
             elements = _count_or_zero(self.args.get(f"{direction} msg nelems"))

@@ -66,8 +66,10 @@ def read_steps(path: Path | str) -> DataFrame:
     path = Path(path)
     file = str(path)
     text = files.read_text(path)
+    # `_read` also leaves out columns of numbers that have no value.
     frame = _read(text, file)
-    # The schema has filled the columns that the file lacks with defaults, which are dropped.
+    # The schema fills the optional columns that the header lacks with defaults. They are dropped,
+    # so that the result has no numbers and texts that are not in the file.
     first_line, _, _ = text.lstrip().partition("\n")
     header = {name.strip().strip('"') for name in first_line.split(",")}
     absent = [name for name in OPTIONAL if name not in header]
@@ -85,12 +87,16 @@ def read_steps(path: Path | str) -> DataFrame:
 
 
 def _read(text: str, file: str) -> DataFrame:
-    """Return the checked table in CSV text, without optional columns that have no value."""
+    """Return the checked table in CSV text, without columns of numbers that have no value.
+
+    This is about optional columns. An optional column of texts may remain with empty texts,
+    which count as no value.
+    """
     try:
         return _SCHEMA.read(text, file, exact=False)
     except UserError:
-        # An empty cell is no number, so that a column of empty cells is refused. Few files have
-        # such a column, and only a file that is refused is searched for it.
+        # An empty cell is no number, so a column of numbers with empty cells is refused. Few files
+        # have such a column, and only a file that is refused is searched for it.
         empty = _columns_without_value(read_sheet(text, file))
         if not empty:
             raise

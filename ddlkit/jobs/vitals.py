@@ -126,12 +126,13 @@ class Usage:
             The largest value over the ranks of each field but ``own``, and the sum over
             the ranks of ``own``.
         """
-        # The columns are in the order of the fields, so the last one is `own`. All ranks
-        # see the same cores, and rank 0 alone sees the link, so the largest value counts.
-        # Each rank sees only its own user code, so this is summed.
-        shared = everyone[:, :4]
+        # The columns are in the order of the fields. `busy`, `stolen` and `user` are of all
+        # cores of the machine, so each rank sees nearly the same values, and the largest
+        # counts. `late` is of the link, which rank 0 alone watches. The other ranks have 0
+        # there, so the largest value is that of rank 0.
+        busy, stolen, late, user = everyone[:, :4].max(axis=0).tolist()
+        # Each rank sees only the user code of its own programs, so `own` is summed.
         own = everyone[:, 4]
-        busy, stolen, late, user = shared.max(axis=0).tolist()
         return cls(busy=busy, stolen=stolen, late=late, user=user, own=float(own.sum()))
 
     @property

@@ -1538,14 +1538,12 @@ def _remedies(
         yield compared.remedy("broadcast_buffers=False", gains_s)
     if costs is None:
         return
-    # This function returns what iterations gain if messages have a given cost. The interval of
-    # the remedy is made from the gains by each cost that is fitted to a bootstrap sample of the
-    # iterations.
+    # `gains_by_cost` takes a cost of messages, and returns what iterations gain by the link.
     gains_by_cost = partial(_gains_of_link_s, training, compared)
+    # The gains by the costs of bootstrap samples give the interval of the remedy.
+    by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
     yield compared.remedy(
-        "a link of twice the rate",
-        gains_by_cost(costs.cost),
-        by_sample_s=_gains_by_sample_s(costs, gains_by_cost),
+        "a link of twice the rate", gains_by_cost(costs.cost), by_sample_s=by_sample_s
     )
     yield from _bucket_remedies(training, compared, costs)
 
@@ -1608,17 +1606,13 @@ def _bucket_remedies(
     by_gain = sorted(medians_s, key=lambda setting: -medians_s[setting])
     for setting in by_gain[:MOST_BUCKETS]:
         if medians_s[setting] > 0:
-            # This function returns what iterations gain if messages have a given cost. The
-            # interval of the remedy is made from the gains by each cost that is fitted to a
-            # bootstrap sample of the iterations.
+            # `gains_by_cost` takes a cost of messages, and returns what iterations gain by the plan.
             gains_by_cost = partial(
                 _gains_of_plan_s, buckets, plans[setting], compared.judged
             )
-            yield compared.remedy(
-                setting,
-                gains_s[setting],
-                by_sample_s=_gains_by_sample_s(costs, gains_by_cost),
-            )
+            # The gains by the costs of bootstrap samples give the interval of the remedy.
+            by_sample_s = _gains_by_sample_s(costs, gains_by_cost)
+            yield compared.remedy(setting, gains_s[setting], by_sample_s=by_sample_s)
 
 
 def _plans_of_other_buckets(buckets: Buckets) -> dict[str, FusionPlan]:

@@ -1360,8 +1360,9 @@ def _unmeasured(
 def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     """Return how well `ddlkit.core.scaling.step_s` predicts the largest count from smaller ones.
 
-    A count is a number of GPUs on a number of nodes, all of them measured. The result is None if
-    the smaller counts do not allow a prediction, for which one of them must have several nodes.
+    A count is a number of GPUs on a number of nodes. ``measured`` has at least one count on one
+    node and one on several nodes. The result is None if no smaller count has several nodes, because
+    a prediction needs a count on one node and another on several nodes.
     """
     # The count on several nodes with the most GPUs.
     held_out = _anchor(measured)
@@ -1372,11 +1373,11 @@ def _held_out(measured: Sequence[Count]) -> HeldOut | None:
     ]
     if not any(count.nodes > 1 for count in smaller):
         return None
-    # A step is predicted from the largest count on several nodes and from the smallest count on one
-    # node. The smallest count on one node can be taken from all measured counts, because the count
-    # that is held out has several nodes.
+    # The prediction starts from the largest of the smaller counts on several nodes.
     smaller_anchor = _anchor(smaller)
     ratio = held_out.nodes / smaller_anchor.nodes
+    # It also needs the smallest count on one node. This is never the count that is held out, which
+    # has several nodes, so it may have any number of GPUs.
     smallest_s = _smallest(measured).step_s
     predicted_s = float(scaling.step_s(smallest_s, smaller_anchor.step_s, ratio))
     return HeldOut(

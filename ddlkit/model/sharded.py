@@ -456,8 +456,9 @@ class Sharding:
     def _add_backward(self, program: _ProgramBuilder, *, prefetch: bool) -> None:
         """Add the steps of the backward pass to a program, with the scatters of gradients.
 
-        With ``prefetch``, the next unit is gathered while one computes. No unit is gathered
-        again after its backward, so that resharding needs no step here.
+        With ``prefetch``, the next unit is gathered while one computes. Resharding frees the
+        memory of a unit after the last of its runs. It takes no time, and the unit is not needed
+        again in the iteration, so the program has no step for it.
         """
         root_has_parameters = self.bytes[ROOT] > 0
         first_unit = self.runs[0].unit
@@ -477,9 +478,10 @@ class Sharding:
                 program.scatter(unit)
 
         # The root and the first unit scatter after the backward pass. FSDP2 scatters the
-        # gradients of a unit when the gradient of the unit's input is ready, and these two
-        # take the input of the network, which has no gradient. If the root is itself the
-        # first unit, it scatters once.
+        # gradients of a unit when the gradient of the unit's input is ready. The input of
+        # these two units is that of the network, which has no gradient, so FSDP2 scatters
+        # them only when the whole backward pass is over. If the root is itself the first
+        # unit, it scatters once.
         if root_has_parameters:
             program.scatter(ROOT)
         if first_unit != ROOT:
