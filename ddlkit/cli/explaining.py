@@ -346,11 +346,14 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
     ``waterfall`` has the name of each removed cause, and the seconds of the iteration without
     it and all causes before it. Its first entry is the iteration with all causes. Removals
     after which the printed time stays the same share a step with the next one that changes it.
+    Removals at the end that change nothing are left out. An example of the result is "without
+    delays of slower ranks 90 ms, then contention with messages and copies into and out of
+    buckets 80 ms".
     """
     steps = []
     (_, iteration_s), *removals = waterfall
     last_printed = _ms(iteration_s)
-    # The causes that were removed since the last step.
+    # The names of the causes that were removed since the last step.
     names: list[str] = []
     for cause, seconds in removals:
         names.append(_NAMES_OF_CAUSES.get(cause, cause))
@@ -358,7 +361,7 @@ def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
             last_printed = _ms(seconds)
             steps.append(f"{_all_of(names)} {last_printed}")
             names = []
-    # If no removal changes the printed time, there are no steps.
+    # If no removal changes the printed time, there are no steps, and ``names`` has all causes.
     if not steps:
         return f"still {last_printed} without {_all_of(names)}"
     return "without " + ", then ".join(steps)

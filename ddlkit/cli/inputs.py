@@ -513,18 +513,19 @@ def _doubts_of_cost(iteration: Any, device: str, fitted_messages: Any) -> list[s
 
     warnings = []
     cost = iteration.cost
-    # Selected gradients are gathered, so their cost is one of all_gather.
+    # If ``selects``, a part of the gradients is selected, and only this part is sent, always by
+    # all_gather. Such a cost needs no warning.
     if cost.collective != "all_reduce" and not cost.selects:
         warnings.append(
             f"the cost is of {cost.collective}, but DistributedDataParallel sends gradients by "
             "all_reduce: fit a cost of all_reduce, unless your training sends them by "
             f"{cost.collective}"
         )
-    # Fitted sizes are those of collectives, so the sizes of messages are compared as such, too.
-    # If gradients are selected, the size is that of the output of an all-gather, and not the
-    # bytes of all gradients.
-    message_bytes = cost.collective_bytes(iteration.group_bytes)
-    return [*warnings, *doubts(device, fitted_messages, message_bytes)]
+    # ``group_bytes`` are the bytes of the gradients of each message, of which a message of selected
+    # gradients sends only a part, by two collectives. The cost was fitted to sizes of collectives,
+    # so these are compared.
+    collective_bytes = cost.collective_bytes(iteration.group_bytes)
+    return [*warnings, *doubts(device, fitted_messages, collective_bytes)]
 
 
 def _doubts_of_proof(
@@ -1127,10 +1128,13 @@ def _misses_of_line(cost: Any, rows: Any) -> list[str]:
 def _cost_from_file(
     arguments: argparse.Namespace, warnings: list[str], *, sends_gradients: bool
 ) -> tuple[Any, Any]:
-    """Return `Communication` with the cost of a JSON file, and the `Measured` of its fit.
+    """Return the `Communication` with the cost in the JSON file of --cost, and a `Measured`.
 
-    Warnings of the fit, and what --assume-ring assumes, are added to ``warnings``.
-    ``sends_gradients`` is as in `read_communication`.
+    `Measured` has the sizes of the messages to which the cost was fitted, and the devices that sent
+    them. Warnings of the fit, and what --assume-ring assumes, are added to ``warnings``.
+    ``sends_gradients`` says whether the messages send gradients. If so, a cost of another
+    collective than the one that sends them is refused. Otherwise only --collective can exclude a
+    cost.
     """
     from ddlkit.core.cost import costs_from_dict
     from ddlkit.core.link import Link
@@ -1150,6 +1154,8 @@ def _cost_from_file(
     _refuse_other_collective(arguments, cost, sends_gradients=sends_gradients)
     link = Link(in_flight=arguments.in_flight)
     communication = Communication(cost, draws=draws, link=link)
+    # With --assume-ring, this computes the cost between --ranks ranks. In what-if, that is done
+    # later, and for --gpus ranks.
     return _between_given_ranks(arguments, communication, warnings), measured
 
 

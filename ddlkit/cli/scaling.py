@@ -536,19 +536,18 @@ def _verdict(result: Scaling, *, has_gradients: bool) -> str:
         )
     known_collectives = {time.collective for time in result.collectives}
     has_all_reduces = "all_reduce" in known_collectives
-    # If all-reduces are known, only the gradients are missing.
+    # The verdict needs the gradients and the times of all-reduces, and one of them or both are
+    # missing here, because otherwise the verdict would be known.
     if has_all_reduces and not has_gradients:
         return (
             "whether messages are hidden: not known without the gradients: add --profile or "
             "--trace"
         )
-    # If the gradients are given, only all-reduces are missing. The verdict needs nothing else.
     if has_gradients:
         return (
             "whether messages are hidden: not known without tables of all-reduces: add them "
             "to --collectives"
         )
-    # Both are missing.
     return (
         "whether messages are hidden: not known without tables of all-reduces and the "
         "gradients"

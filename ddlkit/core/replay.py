@@ -523,6 +523,8 @@ def _message_rows(rank: int, posted_s: Floats, ends_s: Floats) -> list[dict[str,
             start_s=posted_s[:, k].max(),
             end_s=end_s,
         )
+        # Each rank has a row for the message. The group, which is the same in all these rows, shows
+        # that they belong together.
         rows.append({**row, "group": k})
     return rows
 

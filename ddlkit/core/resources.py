@@ -321,22 +321,23 @@ def _with_one_more_message(
 
 
 def _work_at_end_s(
-    work_at_start_s: Floats, last_ready_s: float, took_s: Floats, slowdown: Floats
+    work_at_start_s: Floats, all_work_s: float, took_s: Floats, slowdown: Floats
 ) -> Floats:
     """Return how much has been computed when a message ends.
 
     Amounts of compute are in seconds of undisturbed compute. ``work_at_start_s``, shape
-    (m,), is the amount when the message starts in each of m states, and ``last_ready_s``
-    is all that is to be computed. The message takes ``took_s`` seconds of the clock, shape
-    (C, m), with each of C choices of resources. ``slowdown``, shape (C, 1), is how much
-    longer compute takes meanwhile. The result has the shape (C, m).
+    (m,), is the amount when the message starts in each of m states, and ``all_work_s`` is
+    the amount when the last gradient is ready and nothing is left to compute. The message
+    takes ``took_s`` seconds of the clock, shape (C, m), with each of C choices of
+    resources. ``slowdown``, shape (C, 1), is how much longer compute takes meanwhile. The
+    result has the shape (C, m).
     """
-    # How long compute would go on at the pace 1 / (1 + slowdown).
-    until_computed_s = (last_ready_s - work_at_start_s) * (1 + slowdown)
-    # Where the message lasts until compute ends or longer, the work is exactly all work. If
-    # both end at once, the sum could miss this amount by a rounding error.
+    # How long compute would go on after the start of the message if it stayed slowed down.
+    until_computed_s = (all_work_s - work_at_start_s) * (1 + slowdown)
+    # If the message outlasts compute, all work is done. If both end at once, the sum below
+    # could miss this amount by a rounding error, so it is not used there either.
     return np.where(
         took_s >= until_computed_s,
-        last_ready_s,
+        all_work_s,
         work_at_start_s + took_s / (1 + slowdown),
     )

@@ -636,7 +636,8 @@ class _TableCollector:
         """
         if self.current is None:
             return
-        # This end cannot make a table incomplete that `_begin_table` has taken for whole.
+        # Only ever set to True: `_begin_table` may have taken the table for whole already, and an
+        # end that does not show this must not undo it.
         if is_whole:
             self.current.is_whole = True
         self.current = None

@@ -588,8 +588,9 @@ def _with_sharded_messages(events: list[Event]) -> list[Event]:
     as an all-reduce, so neither span tells what the message is. The operator that posted
     the message (handed it to gloo) does: its inputs are the shard and the whole.
 
-    ``events`` are in the order of their start. Each operator describes the first of
-    gloo's spans that has one of its sizes and that no operator before it describes.
+    ``events`` are in the order of their start. Each operator describes the first of gloo's
+    spans that may send its collective, has one of its sizes, ends after the operator has
+    begun, and is not described by an operator before it.
     """
     described = list(events)
     # The positions of gloo's spans for which no operator has been found yet.

@@ -367,6 +367,7 @@ def _sheet(text: str, file: str) -> Sheet:
             f"{file}: is JSON, but a layer-wise trace is needed here, whose lines have the "
             f"columns {', '.join(names)}"
         )
+    # The cells of a trace may be separated by blanks, but `read_sheet` needs commas between them.
     lines = [",".join(_cells(line)) for line in text.splitlines()]
     # A file may begin with empty lines.
     first_line = next((line for line in lines if line), "")
@@ -374,8 +375,9 @@ def _sheet(text: str, file: str) -> Sheet:
     has_header = first_line.lower().startswith("id")
     if not has_header:
         return read_sheet("\n".join(lines), file, names)
-    # `read_sheet` takes the first line of the file for the header. If that line is empty, it
-    # changes places with the header, so that all later lines keep their numbers.
+    # `read_sheet` takes the first line of the file for the header. If the file begins with empty
+    # lines, the header therefore changes places with the first of them. All lines below the header
+    # keep their numbers.
     position = lines.index(first_line)
     lines[position] = lines[0]
     lines[0] = first_line

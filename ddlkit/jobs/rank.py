@@ -718,17 +718,13 @@ def everyones_text(text: str) -> list[str]:
 
 
 @contextmanager
-def failing_together(me: Rank) -> Iterator[None]:
+def failing_together() -> Iterator[None]:
     """Let all ranks raise the UserError that the block raises on rank 0.
 
     Rank 0 alone reads and writes tables. If rank 0 left the job alone after a mistake of
     the user, all others would wait for it in their next collective. Every rank runs the
-    block, and waits for the others at its end.
-
-    Parameters
-    ----------
-    me : Rank
-        This rank.
+    block, and waits for the others at its end. A UserError of another rank is raised on that
+    rank alone.
 
     Raises
     ------
@@ -740,8 +736,9 @@ def failing_together(me: Rank) -> Iterator[None]:
         yield
     except UserError as error:
         failure = error
-    # The first text is the one of rank 0. It is empty if the block did not fail there.
-    complaint_of_rank_0 = everyones_text(str(failure or ""))[0]
+    # The text of each rank is empty if the block did not fail there.
+    complaints = everyones_text(str(failure or ""))
+    complaint_of_rank_0 = complaints[0]
     if failure:
         raise failure
     if complaint_of_rank_0:

@@ -82,7 +82,7 @@ def measure_collectives(
     me.say(_in_words(me, layout, sizes))
     # Only rank 0 uses the table. If rank 0 fails at it, all ranks raise its error together,
     # because the others would otherwise wait for rank 0.
-    with peers.failing_together(me):
+    with peers.failing_together():
         if me.rank == 0:
             _refuse_tables_of_others(path, facts_of_all_ranks)
     missing = _collectives_by_missing_sizes(me, path, sizes)
@@ -126,7 +126,7 @@ def _measure_and_append(
             "bytes": [*settings.sizes],
             "ranks": [json.loads(text) for text in _clocks_of_all(me)],
         }
-        with peers.failing_together(me):
+        with peers.failing_together():
             if me.rank == 0:
                 _append_rows(path, tables["collectives"], facts, clocks_after)
 
@@ -212,7 +212,7 @@ def _collectives_by_missing_sizes(
     """
     rows = pd.DataFrame()
     # If the table is damaged, all ranks raise the error of rank 0.
-    with peers.failing_together(me):
+    with peers.failing_together():
         if me.rank == 0 and store.has_table(path):
             rows = store.load_table(path, "collectives")
     missing: dict[tuple[int, ...], list[str]] = {}

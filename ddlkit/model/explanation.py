@@ -772,15 +772,18 @@ def _findings_of_cost(
 
 
 def _misfit(training: TracedTraining, compared: Comparison, cost: MessageCost) -> float:
-    """Return by which share of its time a cost misses a message, for the worst message.
+    """Return the largest error of a cost that was fitted to messages, as a share of their times.
 
-    The time of a message is the median over the judged iterations, which are those that the
-    explanation is about.
+    Only messages with gradients of known size are compared, because the cost was fitted to these
+    alone. The time of a message is the median over the judged iterations, which are those that
+    the explanation is about.
     """
     has_gradients = _of_gradients(training)
     sizes = training.message_bytes[has_gradients]
-    typical_s = np.median(training.schedule.message_s[compared.judged], axis=0)
-    errors = np.asarray(cost(sizes)) / typical_s[has_gradients] - 1
+    # Shape (J, number of messages with gradients).
+    message_s = training.schedule.message_s[compared.judged][:, has_gradients]
+    typical_s = np.median(message_s, axis=0)
+    errors = np.asarray(cost(sizes)) / typical_s - 1
     return float(np.abs(errors).max())
 
 

@@ -602,11 +602,12 @@ def _sorted_by_job(steps: DataFrame) -> DataFrame:
 
 
 def _without_repeats(steps: DataFrame) -> DataFrame:
-    """Return the steps with one row for each number of a step of a job, if steps have numbers.
+    """Return the steps with a single row for each step of each job.
 
-    A table with a row for each rank has the number of a step several times. Ranks wait for one
-    another, so their times of a step are nearly equal, and their mean is taken. Apart from the
-    number and the time of a step, only the columns that distinguish jobs are kept.
+    A table may have a row of each rank for one step. These rows have the same number in the
+    column ``step``. Ranks wait for one another, so their times are nearly equal, and the mean is
+    taken. Apart from the number and the time of a step, only the columns that distinguish jobs are
+    kept. A table without the column ``step`` is returned unchanged.
     """
     if "step" not in steps:
         return steps
@@ -1588,9 +1589,10 @@ def _on_messages_that_do_not_fit(
         only_messages_s = count.only_messages_step_s
         if not count.measured or only_messages_s is None:
             continue
-        # The longest step that the count may have, as jobs scatter. Even if several jobs measured
-        # it and hardly differ, a prediction that is a little longer contradicts nothing.
+        # The longest step that a job on the count may take.
         _, slowest_s = _likely_range_s(count, scatter)
+        # Several jobs that happen to agree make this range too narrow. So a prediction may always
+        # exceed the measured step by the share `SINGLE_JOB_SHARE`.
         slowest_s = max(slowest_s, (1 + SINGLE_JOB_SHARE) * count.step_s)
         if only_messages_s > slowest_s:
             predicted_too_long.append((count, only_messages_s))

@@ -386,19 +386,7 @@ class _Session:
             self._record_outcome(row)
             return False
         if row.estimate_s > left_s:
-            # Less than nothing is left if an earlier point ran beyond the budget. One
-            # number is rounded up and the other one down, so that they do not look equal.
-            needed = f"it would take about {math.ceil(row.estimate_s)} s"
-            left = max(0, math.floor(left_s))
-            reason = f"{needed}, but only {left} s were left when its turn came"
-            # The last line of progress gave all that was left of the budget, with the time
-            # that is kept. Less than `reserved_s` can be kept if earlier points took long.
-            left_with_reserve_s = left_s + reserved_s
-            kept = math.floor(min(reserved_s, left_with_reserve_s))
-            if kept > 0:
-                reason += (
-                    f", besides {kept} s that are kept for the closing measurements"
-                )
+            reason = _why_no_time(row.estimate_s, left_s, reserved_s)
             # At its end the session prints all such points together.
             self.rows[row.key] = replace(row, outcome=sessions.NO_TIME, reason=reason)
             return False
@@ -410,6 +398,8 @@ class _Session:
             say(
                 f"{self.wording.doing} {row.key}, about {expected} if the machine is idle"
             )
+        # If an isolated session is interrupted, `run` puts this row back, so that the point
+        # counts as not reached.
         self.row_before_start = row
         self.rows[row.key] = replace(row, outcome=sessions.STARTED)
         # Saved now, the table of outcomes says that the point was begun, whatever may
@@ -541,6 +531,7 @@ class _Session:
         say(f"{n_with_tables} of {self.wording.counted(len(self.rows))} done")
         for outcome, keys in by_outcome.items():
             say(f"missing, {outcome}: {', '.join(keys)}")
+        # The advice for points for which no time was left, empty without such points.
         remedy = self._how_to_continue(reserved_s)
         if self.rows and not n_with_tables:
             # No point has tables, and the first one is named as an example.
@@ -549,9 +540,8 @@ class _Session:
             raise UserError(
                 f"nothing could be measured: {row.key}: {row.outcome}, {row.reason}{advice}"
             )
-        # If there is a remedy, some points are missing because the time was short.
         if remedy:
-            # One of these points is enough to show how much time was lacking.
+            # One of the points without time is enough to show how much time was lacking.
             key = by_outcome[sessions.NO_TIME][0]
             say(f"{key}: {self.rows[key].reason}: {remedy}")
         if self.strict:
@@ -593,6 +583,25 @@ class _Session:
         for row in self.rows.values():
             if row.outcome not in without_failure:
                 raise UserError(f"{row.key}: {row.outcome}: {row.reason}")
+
+
+def _why_no_time(estimate_s: float, left_s: float, reserved_s: float) -> str:
+    """Return why a point is not begun that is expected to take longer than the time left.
+
+    ``left_s`` is what is left of the budget besides the ``reserved_s`` that are kept free for
+    the closing points. It is negative if earlier points took more than their part of the budget.
+    """
+    # One number is rounded up and the other one down, so that they do not look equal.
+    needed = math.ceil(estimate_s)
+    left = max(0, math.floor(left_s))
+    reason = f"it would take about {needed} s, but only {left} s were left when its turn came"
+    # The last line of progress gave all that was left of the budget, including the time that is
+    # kept, so the reason names this time, too. If ``left_s`` is negative, earlier points have
+    # used up a part of it.
+    kept = math.floor(reserved_s + min(0.0, left_s))
+    if kept > 0:
+        reason += f", besides {kept} s that are kept for the closing measurements"
+    return reason
 
 
 def _with_earlier_outcome(row: Row, earlier_row: Row | None) -> Row:
