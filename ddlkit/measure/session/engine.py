@@ -589,15 +589,15 @@ def _why_no_time(estimate_s: float, left_s: float, reserved_s: float) -> str:
     """Return why a point is not begun that is expected to take longer than the time left.
 
     ``left_s`` is what is left of the budget besides the ``reserved_s`` that are kept free for
-    the closing points. It is negative if earlier points took more than their part of the budget.
+    the closing points. It is negative if less than ``reserved_s`` is left of the budget.
     """
     # One number is rounded up and the other one down, so that they do not look equal.
     needed = math.ceil(estimate_s)
     left = max(0, math.floor(left_s))
     reason = f"it would take about {needed} s, but only {left} s were left when its turn came"
     # The last line of progress gave all that was left of the budget, including the time that is
-    # kept, so the reason names this time, too. If ``left_s`` is negative, earlier points have
-    # used up a part of it.
+    # kept, so the reason names this time, too. If ``left_s`` is negative, only a part of
+    # ``reserved_s`` or nothing is left.
     kept = math.floor(reserved_s + min(0.0, left_s))
     if kept > 0:
         reason += f", besides {kept} s that are kept for the closing measurements"
