@@ -24,7 +24,7 @@ LAUNCH_S = 10.0
 """How long ranks are expected to take to start and to build a network, in seconds.
 
 Ranks with a GPU take as long without a network."""
-GLOO_LAUNCH_S = 2.5
+GLOO_LAUNCH_S = 2.0
 """How long ranks without a GPU are expected to take to start, in seconds.
 
 Two ranks on two cores of a virtual machine took 1.3 to 6 s."""

@@ -68,11 +68,16 @@ def rule(
 def whole(least: int) -> Check:
     """Return a check for a whole number from ``least`` to `MOST`."""
 
-    def fits(value: Any) -> bool:
+    def check(value: Any) -> int:
         # A bool is an int, but no number in a file.
-        return type(value) is int and least <= value <= MOST
+        if type(value) is not int or value < least:
+            raise ValueError(f"must be a whole number, {least} or more")
+        # The limit is so high that only a slip exceeds it. So no other error names it.
+        if value > MOST:
+            raise ValueError(f"must be at most {MOST:,}")
+        return value
 
-    return rule(f"a whole number from {least} to {MOST:,}", fits)
+    return check
 
 
 def number(low: float, high: float) -> Check:
@@ -134,7 +139,13 @@ def _checked(value: Any, check: Check | Many) -> Any:
         values = value if isinstance(value, (list, tuple)) else [value]
         if not values:
             raise UserError("[]: an empty list: give at least one value")
-        return [_checked(element, check.check) for element in values]
+        try:
+            return [_checked(element, check.check) for element in values]
+        except UserError as error:
+            # A list may have been meant, but not be written as one.
+            if values is value:
+                raise
+            raise UserError(f"{error} (or a list of such values)") from None
     try:
         return check(value)
     except (ValueError, UserError) as error:

@@ -41,10 +41,10 @@ INPUT_FACTOR = 12.0
 """Expected duration of decoding and reading, divided by the ``max_s`` of the budget."""
 COST_MODELS_S = 10.0
 """Seconds in which PyTorch estimates all known messages and layers."""
-SELECTION_S = 2.0
-"""Seconds of all selections on a processor from a tensor of few elements."""
-ELEMENT_S = 1e-6
-"""Seconds by which each element of the tensor makes all these selections longer."""
+SELECTION_S = 0.2
+"""Seconds of the selections at one density on a processor, from a tensor of few elements."""
+ELEMENT_S = 2.5e-7
+"""Seconds by which each element of the tensor makes these selections longer."""
 NEIGHBOUR_S = 3.0
 """Seconds to build a kernel and its neighbour, and to try each way of communicating."""
 NEIGHBOUR_FACTOR = 1.5
@@ -158,9 +158,8 @@ def selections_s(budget: Budget, device: str, elements: int, densities: int) -> 
     # A GPU is expected to spend the whole budget of each density.
     if device == "cuda":
         return densities * budget.max_s
-    # On a processor, this is a rough guess for all densities together. It grows with the elements
-    # only.
-    return SELECTION_S + ELEMENT_S * elements
+    # On a processor, this is a rough guess, which does not depend on the budget.
+    return densities * (SELECTION_S + ELEMENT_S * elements)
 
 
 def kernels_s(budget: Budget) -> float:
@@ -281,8 +280,8 @@ COST_MODELS = Needs(
 )
 SELECTIONS = Needs(
     selections_s,
-    "On a GPU each density has a budget of its own. On a processor the time follows from the elements: "
-    f"{SELECTION_S:g} s and {ELEMENT_S * 1e6:g} s for each million.",
+    "On a GPU each density has a budget of its own. On a processor the time of a density follows from the "
+    f"elements: {SELECTION_S:g} s and {ELEMENT_S * 1e6:g} s for each million.",
     memory="the elements of one tensor, or 4 million, and a buffer that flushes the cache",
 )
 KERNELS = Needs(
