@@ -482,8 +482,13 @@ def _fronts(
 ) -> tuple[list[Front], tuple[int, ...]]:
     """Return the fronts of all prefixes, and the best plan that is found along the way.
 
+    A prefix is made of a shorter prefix and one more group. Its front is found from the fronts of
+    all shorter ones: points are added for each last group, and are dropped if another point is
+    better in both coordinates or if no iteration that goes on from them ends in time.
+
     The two coordinates of a point are `selected_s` and `arrived_s`, as in `Front`: how long a
-    plan of the prefix selects gradients, and when its last message arrives.
+    plan of the prefix selects gradients, and when its last message arrives. Along a front,
+    `selected_s` rises and `arrived_s` falls.
 
     The function returns the fronts of all suffixes if it is called with ``groups.mirrored()``,
     with the bounds of suffixes as ``prefixes`` and with those of prefixes as ``suffixes``. In the
@@ -496,9 +501,10 @@ def _fronts(
     prefixes : sequence of Front, length n + 1
         Lower bounds of the fronts of all prefixes, by the number of tensors. A point of a
         prefix that may lead to the best plan has both coordinates at least as large as some
-        point of the bound. The bounds only serve to rule out groups.
+        point of the bound. The bounds serve to rule out groups.
     suffixes : sequence of Front, length n + 1
-        Lower bounds of the fronts of all suffixes, by the number of tensors.
+        Lower bounds of the fronts of all suffixes, by the number of tensors. They serve to rule
+        out groups, and points whose iterations would end too late.
     limit_s : float
         The time of the best plan so far. A point is left out if no iteration that goes
         on from this point ends by then.

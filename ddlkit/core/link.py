@@ -155,7 +155,8 @@ class Link:
         time, whichever is longer, and does not show the other one.
 
         For small messages the processor time is longer, and for large ones the link time. The
-        limit is the size whose bytes occupy the link for as long as the start-up takes. Below
+        processor time of a small message is the start-up of the cost. So the limit between the
+        two is the size whose bytes occupy the link for as long as the start-up takes. Below
         the limit, the cost is the processor time, and the link time follows from the rate.
         Above the limit, the cost is the link time. The processor time does not show there, and
         is taken to be that of the limit, the largest size that shows it.
@@ -166,8 +167,8 @@ class Link:
         # notes a message is.
         by_rate_s = self.wire_s_per_byte * cost.sent_bytes(n_bytes)
         limited_by_link = by_rate_s > startup_s
-        # The limit in bytes of a message. A message can send more or fewer bytes than it
-        # has, for example if only the largest gradients are sent. The ratio is that of a
+        # The same limit in bytes of a message, for its cost below. A message can send more or
+        # fewer bytes than it has, for example if only the largest gradients are sent. The ratio is that of a
         # large message, where rounding to whole elements is negligible.
         sent_per_byte = float(cost.sent_bytes(LARGE_BYTES)) / LARGE_BYTES
         limit_bytes = startup_s / (self.wire_s_per_byte * sent_per_byte)

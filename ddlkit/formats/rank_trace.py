@@ -295,14 +295,15 @@ class _Clock:
     """
 
     def __init__(self, iteration: TracedIteration) -> None:
+        """Prepare the times of the kernels that count, for `done_s`."""
         # `iteration.kernels()` has no messages, and is in the order of launches. Copies of
-        # the input are left out here.
+        # the input run on a stream of their own, so that compute does not wait for them.
         kernels = [
             kernel
             for kernel in iteration.kernels()
             if not kernel.name.startswith(HOST_TO_DEVICE)
         ]
-        # These instants rise.
+        # These instants rise, so that `done_s` can search them.
         self._launched_s = [kernel.launched_s for kernel in kernels]
         # _latest_end_s[k] is when the kernels 0 to k have all ended.
         ends_s = [kernel.end_s for kernel in kernels]

@@ -66,10 +66,13 @@ def read_steps(path: Path | str) -> DataFrame:
     path = Path(path)
     file = str(path)
     text = files.read_text(path)
-    # `_read` also leaves out columns of numbers that have no value.
+    # An optional column can be empty or missing in three ways:
+    #
+    # * It is in the header and has empty cells for numbers. `_read` leaves it out.
+    # * It is in the header and has empty cells for texts. It stays, because an empty text counts
+    #   as no value everywhere.
+    # * It is not in the header. `_read` fills it with defaults, and it is dropped below.
     frame = _read(text, file)
-    # The schema fills the optional columns that the header lacks with defaults. They are dropped,
-    # so that the result has no numbers and texts that are not in the file.
     first_line, _, _ = text.lstrip().partition("\n")
     header = {name.strip().strip('"') for name in first_line.split(",")}
     absent = [name for name in OPTIONAL if name not in header]

@@ -448,7 +448,9 @@ class _Sending:
         How many times the buffer is sent.
     while_training : bool or None, optional
         Whether the messages are posted while this process trains. Otherwise the
-        constructor waits until all are posted. By default it waits unless on CUDA.
+        constructor waits until all are posted. In both cases they are under way while the
+        process trains. By default only the messages on CUDA are posted while it trains,
+        because posting them takes as long as sending them.
     """
 
     def __init__(
@@ -468,8 +470,8 @@ class _Sending:
         self._failure: Exception | None = None
         if while_training is None:
             while_training = me.device.type == "cuda"
-        # A thread posts the messages in any case. If they are not to be posted while this
-        # process trains, the constructor waits here until the thread has posted all.
+        # A thread posts the messages, so that this process can train meanwhile. If they are to
+        # be posted before, the constructor waits until the thread has posted all.
         self._poster = threading.Thread(target=self._post, args=(buffer, count))
         # As a daemon, a thread whose post hangs does not keep the process from ending.
         self._poster.daemon = True
