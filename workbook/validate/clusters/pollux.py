@@ -118,9 +118,13 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
     update_share = workload.update_s / workload.compute_s
 
     def iteration_s(compute_s: Floats, wire_s: Floats) -> Floats:
-        """Return the iterations for n computes and n times of all bytes on the link.
+        """Return the seconds of n iterations.
 
-        They are in seconds, of shape (n,), or of shape (k, n) for k slowdowns.
+        ``compute_s`` is how long each of them computes, and ``wire_s`` how long all its bytes
+        take on the link. Bucket b is ready after ``ready_share[b]`` of the compute, and has
+        ``bytes_share[b]`` of the bytes. Compute is slowed while a message is under way. The
+        update follows the last message, so that nothing slows it. The result has the shape (n,),
+        or (k, n) for k slowdowns.
         """
         # With slowdowns of shape (k, 1), broadcasting gives (k, n).
         shape = np.broadcast_shapes(compute_s.shape, wire_s.shape, np.shape(slowdown))
@@ -135,7 +139,6 @@ def slowed(workload: Workload, slowdown: ArrayLike) -> Model:
         _, ends_s = one_by_one(
             ready_s, no_processor_time_s, on_link_s, slowdown=slowdown_of_buckets
         )
-        # The update follows the last message.
         return np.asarray(ends_s[..., -1] + update_share * compute_s)
 
     return iteration_s

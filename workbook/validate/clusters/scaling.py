@@ -234,10 +234,11 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
         - ``curve``, ``anchor`` (its nodes), ``nodes`` (to predict for), ``measured_s`` and
           ``predicted_s``,
         - the relative error of each rival law, under its name,
-        - ``answered``, whether `ddlkit scale` answered the wish with yes or no when the goals
-          were tested, by the interval alone, and ``right``, whether this answer was right,
-        - ``answered_today`` and ``right_today``, the same of `ddlkit scale` as it is now, which
-          also knows that more nodes do not shorten a step,
+        - ``answered``, whether `ddlkit scale` gave the answer yes or no to the wish, by the rule
+          of the time when the goals were tested, which used the interval alone,
+        - ``right``, whether this answer was right,
+        - ``answered_today`` and ``right_today``, the same by the present rule, which also uses
+          that more nodes do not shorten a step,
         - in seconds ``one_s``, ``fastest_one_s`` and ``slowest_one_s``, the step of the
           smallest count and those of its fastest and slowest job, ``lower_s`` and
           ``upper_s``, the limits of the interval, and ``least_s``, the shortest step that is
@@ -245,6 +246,7 @@ def cases(curves: Mapping[str, pd.DataFrame], most_times: float) -> pd.DataFrame
     """
     rows = []
     for name, steps in curves.items():
+        # The steps up to an anchor, and the nodes of a larger count.
         for known, target in _known_and_targets(steps, most_times):
             result = scale(known, target, wish=WISH)
             rows.append({"curve": name, **_case(result, steps, target)})
