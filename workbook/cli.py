@@ -270,7 +270,7 @@ def texts(arguments: argparse.Namespace) -> int:
 _NAME = """What to measure: a suite, a part of a suite, straggling, or a file that lists
 measurements, as examples/labs.yml does (the command campaign does the same with a file).
 The suites are quick (a machine in about
-six minutes), full (larger networks, with more repeats), cpu (a processor without emulated
+four minutes), full (larger networks, with more repeats), cpu (a processor without emulated
 links), gpu (one GPU in eight minutes), gpu-long (what gpu leaves out), and smoke (a few small
 measurements, as a test). The parts are layers (the time of each layer), collectives (the time of
 messages), slowdown (how much layers and messages slow each other down), copies (the time
@@ -342,12 +342,11 @@ def _session_options(predict: str, default_out: str) -> tuple[Argument, ...]:
     ),
     *_session_options(
         f"With the file of a campaign: {_PREDICT[0].lower()}{_PREDICT[1:]}",
-        "data/recorded/MACHINE of the clone for the suites cpu, gpu and gpu-long, "
-        "data/recorded/MACHINE/campaign-NAME for a file campaign_NAME.yml or NAME.yml whose "
-        "entries all have 'measure: campaign', and else a directory in build/ of "
-        "the clone; --dry-run prints the directory",
+        "a directory in data/recorded of the clone for the suites cpu, gpu and gpu-long, and for "
+        "a file whose entries all have 'measure: campaign'; else a directory in build/ of the "
+        "clone; --dry-run prints the directory",
     ),
-    example="python -m workbook record gpu --budget 8m --dry-run",
+    example="python -m workbook record cpu --dry-run",
 )
 def record(arguments: argparse.Namespace) -> int | None:
     """Run the command ``python -m workbook record``.
@@ -496,9 +495,8 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
     ),
     *_session_options(
         _PREDICT,
-        "data/recorded/MACHINE/campaign-NAME of the clone for a file campaign_NAME.yml or NAME.yml "
-        "(without -NAME for campaign.yml) if every entry of the file has 'measure: campaign', "
-        "and else build/measured of the clone; --dry-run prints the directory",
+        "a directory in data/recorded of the clone if every entry of the file has "
+        "'measure: campaign', and else build/measured of the clone; --dry-run prints the directory",
     ),
     example="sudo python -m workbook campaign examples/campaign.yml --dry-run",
 )

@@ -195,6 +195,11 @@ def _gpu_in_use(ignore_load: bool) -> str:
     return in_use
 
 
+def _about(seconds: float) -> str:
+    """Return a rough duration in words: in minutes, or in seconds if it is below a minute."""
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
 def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     """Return a listing of the points whose tables a directory lacks.
 
@@ -238,9 +243,9 @@ def estimate(make: MakePoints, out: Path, budget_s: float = math.inf) -> str:
     for point in missing:
         line = f"{point.key:<50} {point.estimate_s:>7.0f} s  {point.note}"
         lines.append(line.rstrip())
-    rest_min = sum(point.estimate_s for point in missing) / 60
+    rest = _about(sum(point.estimate_s for point in missing))
     progress = f"{len(points) - len(missing)} of {MEASURING.counted(len(points))} done"
-    lines.append(f"{progress} in {out}; the rest takes about {rest_min:.1f} min")
+    lines.append(f"{progress} in {out}; the rest takes about {rest}")
     # Seconds from the start until each point ends, in the order of the listing. The number
     # within the budget is approximate, because the session begins with the opening points.
     ends_s = itertools.accumulate(point.estimate_s for point in missing)
@@ -437,8 +442,7 @@ class _Session:
         to_go = [*opening, *missing, *closing]
         to_go_s = sum(row.estimate_s for row in to_go)
         if to_go_s:
-            about = f"{to_go_s / 60:.1f} min" if to_go_s >= 60 else f"{to_go_s:.0f} s"
-            say(f"{self.wording.counted(len(to_go))} to do, about {about}")
+            say(f"{self.wording.counted(len(to_go))} to do, about {_about(to_go_s)}")
         # A point that failed in an earlier session may fail again, and comes last.
         faulty = {key for key, row in earlier.items() if row.outcome in sessions.FAULTS}
         first = [row for row in missing if row.key not in faulty]
