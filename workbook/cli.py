@@ -282,8 +282,8 @@ Of the suite quick, all stands for layers, collectives, slowdown, training and r
 networks. The other suites also measure drift (the speed of the processor or GPU at the start and at
 the end, where s1 is the first session), peaks (products of matrices), selection (how long the
 largest gradients are searched, d1000 among 1000), and on GPUs contention and sharing (kernels and
-training next to a stand-in for messages). straggling is traces of trainings with known delays. It is written into
-data/straggling, takes no option but --out, and begins anew if it was interrupted."""
+training next to a stand-in for messages). straggling is traces of trainings with known delays.
+It is written into data/straggling, takes no option but --out, and begins anew if it was interrupted."""
 STRAGGLING = "straggling"
 _PREDICT = """Measure the messages of the emulated links and write down what the models
 predict, before anything is replayed or trained. No case is run."""
