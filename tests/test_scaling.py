@@ -715,3 +715,19 @@ def test_tables_of_one_node_are_refused_as_such() -> None:
     costs = NodeCosts.of(all_reduces(1))
     with pytest.raises(UserError, match="1 node alone"):
         costs.with_per_node(4)
+
+
+def test_jobs_on_the_smallest_count_are_no_factor_above_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of several jobs is always faster than their median, which says nothing of more GPUs."""
+    steps = tmp_path / "steps.csv"
+    steps.write_text(
+        "gpus,nodes,job,step_s\n"
+        "1,1,a,0.500\n1,1,b,0.510\n"
+        "8,2,c,0.560\n8,2,d,0.571\n16,4,e,0.602\n"
+    )
+    assert cli.main(["scale", "--steps", str(steps), "--nodes", "20", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["counts"][0]["scaling_factor_interval"][1] > 1.005
+    assert "factor" not in [finding["what"] for finding in result["findings"]]

@@ -2354,15 +2354,19 @@ def _on_fixed_batch(
 
 
 def _on_factors_above_one(counts: Sequence[Count]) -> list[Finding]:
-    """Return what a scaling factor above 1 means, if a count has one or its interval reaches it."""
-    # The factors of all counts, and the ends of their intervals.
+    """Return what a scaling factor above 1 means, if a count has one or its interval reaches it.
+
+    ``counts`` are in ascending order of GPUs. The first of them is left out: its own factor is 1,
+    and its interval has the jobs on this count, of which some are always above it.
+    """
+    # The factors of all other counts, and the ends of their intervals.
     factors = []
-    for count in counts:
+    for count in counts[1:]:
         factors.append(count.scaling_factor)
         if count.scaling_factor_interval is not None:
             factors += count.scaling_factor_interval
     # Factors are printed with two decimals, so a factor below 1.005 is not seen to be above 1.
-    if max(factors) < 1.005:
+    if max(factors, default=0.0) < 1.005:
         return []
     text = (
         "a scaling factor, or an end of its interval, is above 1, which is a step shorter than on the "
