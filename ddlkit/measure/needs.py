@@ -50,7 +50,7 @@ LEAST_BUILD_S = 0.2
 """Seconds to build the smallest network on a processor."""
 BUILD_BYTES_PER_S = 3e8
 """The bytes of weights that a processor is expected to draw and to set up in a second."""
-POOL_BYTES_PER_S = 7e8
+POOL_BYTES_PER_S = 1.5e9
 """The rate at which the pools are expected to be filled, from and to which copies are timed."""
 WARMTH = 1.2
 """Repeats are expected to take this many times the ``max_s`` of a budget, because they also
