@@ -1098,8 +1098,10 @@ def print_loading(model: str) -> None:
     ``model`` is the model as the user names it. Nothing is printed on other ranks than rank 0 of
     a job that torchrun or srun started, where every rank calls this function.
     """
-    is_first_rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
-    if is_first_rank:
+    # torchrun sets the first of these variables, and Slurm the second. A process that neither of
+    # them started has none.
+    rank = os.environ.get("RANK") or os.environ.get("SLURM_PROCID") or "0"
+    if rank == "0":
         print(f"ddlkit: loading PyTorch and {model}", file=sys.stderr, flush=True)
 
 

@@ -475,8 +475,8 @@ def size_of(name: str) -> Size | None:
             model = network.build().train()
         with flop_counter() as counter:
             model(inputs.to("meta"))
-    except (RuntimeError, NotImplementedError):
-        # An operation needs values.
+    except RuntimeError:
+        # torch raises this error, or a subclass of it, for an operation that needs values.
         return None
     gradient_bytes = sum(
         parameter.nbytes for parameter in model.parameters() if parameter.requires_grad

@@ -628,8 +628,8 @@ class LabPoints:
         # A sample has as many messages as a replay posts at once.
         messages = MESSAGES_PER_SAMPLE
         if one_way_delay_s(self.shape.link):
-            # On a link with a delay, so many messages could take minutes. A sample has only as many
-            # of the smallest messages as fit into `SAMPLE_S`, but at least one.
+            # On a link with a delay, `MESSAGES_PER_SAMPLE` messages could take minutes. A sample has
+            # only as many of the smallest messages as fit into `SAMPLE_S`, but at least one.
             smallest_s = float(cost(1))
             messages = int(np.clip(SAMPLE_S / smallest_s, 1, MESSAGES_PER_SAMPLE))
         budget = Budget(

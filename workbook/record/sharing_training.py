@@ -464,7 +464,8 @@ def _sent_rows(
         name: value for name, value in of_contention.items() if name in _NO_MESSAGES
     }
     columns = {
-        # Has zeros in all columns about messages, which are replaced by what follows and below.
+        # All columns about messages are zero at first. The entries below and the samples replace
+        # most of these zeros.
         **_NO_MESSAGES,
         **of_footprint,
         "quantity": "iteration",
