@@ -146,7 +146,7 @@ def test_the_command_lists_checks_and_writes(
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out
     assert printed.startswith(
-        "1 entries, 1 of them marked done in the catalog, 1 problems; the running times of "
+        "1 entries, 1 of them marked done in the catalog, 1 problem; the running times of "
         "the notebooks were not"
     )
     assert catalog.command(write=True) == 0

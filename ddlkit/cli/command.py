@@ -756,7 +756,8 @@ def _refuse_options_of_a_job(arguments: argparse.Namespace) -> None:
                 f"started one process: start more, or leave --{name} out"
             )
         raise UserError(
-            f"--{name} has an effect under torchrun or srun only: leave it out"
+            f"--{name} has an effect only on the part collectives under torchrun or srun: "
+            "leave it out"
         )
 
 

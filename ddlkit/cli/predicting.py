@@ -839,7 +839,8 @@ def _with_help_of_what_if(argument: Argument) -> Argument:
             metavar="WHAT=FACTOR",
             help="Multiply the times of some tasks by a factor, as in all_reduce=0.5. "
             "WHAT is a kind of task: io (reading the input), h2d (copying it to the GPU), "
-            "forward, backward, update or all_reduce (the collective that is sent). Or it "
+            "forward, backward, update or all_reduce (the collective that is sent), with or without "
+            "the underscore. Or it "
             "is a resource: disk, cpu (which has tasks only with --inputs, under a framework that "
             "decodes pictures), copy, gpu (or compute) or link. Or it is rank:NUMBER (the "
             "forward and the backward pass of a rank, counted from 0), or layer:NUMBER (what "

@@ -595,7 +595,11 @@ def _fit_piecewise(
     # Below the threshold the time is a line in log2(size), and from there on in the size.
     designs = (_log2_slope_first, _slope_first)
     if threshold:
-        threshold_bytes = float(units.parse_bytes(threshold))
+        # If the threshold is no size, the error suggests one of the measured sizes, because a
+        # threshold outside their range leaves a piece empty.
+        distinct_sizes = np.unique(sizes)
+        example = f"{distinct_sizes[distinct_sizes.size // 2]:.0f}B"
+        threshold_bytes = float(units.parse_bytes(threshold, example=example))
     else:
         # Two pieces have one break between them. Two sizes are enough for the two parameters
         # of a piece.

@@ -18,6 +18,7 @@ dag : S. Shi et al., "A DAG Model of Synchronous Stochastic Gradient Descent in
 
 from __future__ import annotations
 
+import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -1102,8 +1103,10 @@ def _no_such_task(graph: TaskGraph, what: str) -> UserError:
         layers = (
             f"layer:1 to layer:{last_layer} (rows of the profile in forward order), "
         )
+    similar = difflib.get_close_matches(what, [*kinds, *classes], n=1)
+    guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
     return UserError(
-        f"there is no task {what!r}: use a kind ({', '.join(kinds)}), a "
+        f"there is no task {what!r}: {guess}use a kind ({', '.join(kinds)}), a "
         f"resource ({', '.join(classes)}), {layers}or {ranks}"
     )
 

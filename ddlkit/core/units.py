@@ -123,7 +123,7 @@ def _parsed(
     return number * units[unit]
 
 
-def parse_bytes(text: str) -> int:
+def parse_bytes(text: str, example: str = "25MB or 64MiB") -> int:
     """Return a size in whole bytes.
 
     Parameters
@@ -131,6 +131,8 @@ def parse_bytes(text: str) -> int:
     text : str
         A number with a unit of `BYTES`, or without a unit. Letters may be capital or
         small, but a small b at the end stands for bits.
+    example : str, optional
+        A size, or a few, that the error for text without a number suggests.
 
     Returns
     -------
@@ -150,7 +152,7 @@ def parse_bytes(text: str) -> int:
     size = _parsed(
         text,
         what="size",
-        example="25MB or 64MiB",
+        example=example,
         units=BYTES,
         spelled=_unit_of_bytes,
     )

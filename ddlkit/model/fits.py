@@ -370,8 +370,8 @@ def several_populations(fitted: Mapping[str, Any]) -> Iterator[str]:
     if held_out_error is not None and error > max(10 * held_out_error, 0.01):
         yield (
             f"half of the rows are off by {error:.1%} and more, but the medians of sizes "
-            f"held out of the fit only by {held_out_error:.1%}: times of several kinds? Choose by --place, "
-            "--table, --ranks or --collective"
+            f"held out of the fit only by {held_out_error:.1%}, so that times of one size differ much: "
+            "if they are of several kinds, such as several networks, fit each kind alone"
         )
 
 

@@ -429,8 +429,9 @@ def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
     for problem in problems:
         print(f"python -m workbook figures: {problem}", file=sys.stderr)
     done = sum(entry.status == "done" for entry in entries)
+    noun = "problem" if len(problems) == 1 else "problems"
     print(
         f"{len(entries)} entries, {done} of them marked done in the catalog, "
-        f"{len(problems)} problems{not_checked}"
+        f"{len(problems)} {noun}{not_checked}"
     )
     return 1 if problems else 0

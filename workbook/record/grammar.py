@@ -412,7 +412,9 @@ def _file_of(name: str | Path, parts: Sequence[str], others: Sequence[str]) -> P
         return file
     if file.is_dir():
         raise UserError(f"{name}: is a directory: name a file .yml or .json in it")
-    advice = f"use {', '.join(sorted(suites))}"
+    similar = difflib.get_close_matches(str(name), [*suites, *parts, *others], n=1)
+    advice = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
+    advice += f"use {', '.join(sorted(suites))}"
     if parts:
         advice += f", a part of a suite ({', '.join(parts)})"
     if others:
@@ -456,8 +458,8 @@ def _parsed(file: Path) -> dict[str, Any]:
         raise UserError(f"{file}: is not {language}: {error}") from None
     if not isinstance(given, dict) or "points" not in given:
         raise UserError(
-            f"{file}: is not a file of points: write {language} with a list named points, "
-            "as in examples/campaign_sharded.yml"
+            f"{file}: does not list measurements: write {language} with a list named points, "
+            "as in examples/labs.yml (timed messages) or examples/campaign.yml (trainings)"
         )
     return given
 

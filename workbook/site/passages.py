@@ -169,7 +169,7 @@ def course_in_brief() -> str:
         "**Learn it.** The core path, which begins with "
         f"[{_title(core[0]).lower()}](notebooks/{core[0].name}.ipynb), has "
         f"{len(core)} notebooks and takes {_reading(core)} to read. The whole course of "
-        f"{len(whole)} notebooks takes {_reading(whole)}. "
+        f"{len(whole)} notebooks takes {_reading(whole)}, and one more notebook is for looking up. "
         "[Teaching](docs/teaching.md) has a plan for a class."
     )
 
