@@ -125,10 +125,13 @@ def test_an_interval_without_a_measured_contention_says_what_it_holds() -> None:
     noise = Noise.of(SIZES, LINE_S)
     plan = make_plan("ddp", work)
     measured = Contention(np.ones(1), np.full((2, 1), 0.1), np.full((1, 2, 1), 0.1))
+    of_messages = (
+        "the scatter and drift of messages and the uncertainty of their fitted cost"
+    )
     held = {
         "the uncertainty of the fitted cost of messages": fitted,
-        "the scatter and drift of messages": replace(fitted, noise=noise),
-        "the scatter and drift of messages and the drift of compute": replace(
+        of_messages: replace(fitted, noise=noise),
+        f"{of_messages}, and the drift of compute": replace(
             fitted, noise=noise, contention=Contention.none().copying(1e-10)
         ),
     }

@@ -386,7 +386,9 @@ def _print_units_fastest_first(arguments: argparse.Namespace) -> None:
 
     specs_of_user = _specs_of_user(arguments.units)
     warnings: list[str] = []
-    rows = predict_sharded(arguments, *specs_of_user, *UNIT_SIZES, warnings=warnings)
+    # A size of the user may also be one of `UNIT_SIZES`. Each way is predicted once.
+    specs = dict.fromkeys([*specs_of_user, *UNIT_SIZES])
+    rows = predict_sharded(arguments, *specs, warnings=warnings)
     rows.sort(key=lambda row: float(row["iteration_s"]))
     if arguments.json:
         show({"ranked": rows, "warnings": warnings}, as_json=True)
@@ -738,17 +740,20 @@ def _result_and_advice(
 
 
 def _warnings_of_times(messages: DataFrame) -> list[str]:
-    """Return warnings of message times that do not depend on the size as usual.
+    """Return warnings of message times that were disturbed, or are unusual for their sizes.
 
     ``messages`` is the table ``collectives`` that this command measured.
     """
-    from ddlkit.model.fits import strange_rows
+    from ddlkit.model.fits import disturbed_sizes, strange_rows
 
     measure_again = (
         "run this command again on an idle machine, with a longer --minutes and another "
         "--out"
     )
-    return list(strange_rows(messages, remedy=measure_again))
+    return [
+        *disturbed_sizes(messages, remedy=measure_again),
+        *strange_rows(messages, remedy=measure_again),
+    ]
 
 
 def _contradicted_predictions(result: Mapping[str, Any]) -> list[str]:

@@ -926,13 +926,13 @@ def what_if(arguments: argparse.Namespace) -> None:
         arguments, arguments.plan, notes=notes
     )
     cost = forecast.iteration.cost
-    # A cost that does not state a number of ranks counts as the cost for one rank.
+    # The tasks of one rank are simulated for a cost that does not state a number of ranks.
     gpus = cost.workers or 1
     gpus_after = gpus if arguments.gpus is None else arguments.gpus
     if not cost.workers:
         notes.append(
             "the cost of messages does not say between how many ranks they were sent, so that "
-            "one rank is assumed in ranks and samples_per_s: give --ranks"
+            "ranks and samples_per_s are not known: give --ranks"
         )
     _refuse_unknown_stragglers(
         arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
@@ -970,7 +970,9 @@ def what_if(arguments: argparse.Namespace) -> None:
         **_resources_in_words(compared),
         **assumption(communication_after.is_assumed_ring),
         "batch": profile.batch,
-        **_throughputs(compared, profile.batch, gpus, gpus_after),
+        **_throughputs(
+            compared, profile.batch, cost.workers, arguments.gpus or cost.workers
+        ),
     }
     if arguments.json:
         result["warnings"] = warnings
@@ -995,19 +997,22 @@ def _set_left_out_options_to_defaults(
 
 
 def _throughputs(
-    compared: dict[str, Any], batch: int, gpus: int, gpus_after: int
+    compared: dict[str, Any], batch: int, gpus: int | None, gpus_after: int | None
 ) -> dict[str, Any]:
     """Return the numbers of ranks and the samples per second, before and after the change.
 
     ``compared`` is the result of `effect_of_change`, from which the times of iterations are
-    taken. The names of entries after the change end in "_after", as in ``compared``.
+    taken. The names of entries after the change end in "_after", as in ``compared``. Both
+    entries are None for a number of ranks that is not known.
     """
     result: dict[str, Any] = {}
     for suffix, gpu_count in (("", gpus), ("_after", gpus_after)):
-        # Each rank has a GPU, and a batch of its own in an iteration.
-        samples = gpu_count * batch
+        samples_per_s = None
+        if gpu_count is not None:
+            # Each rank has a GPU, and a batch of its own in an iteration.
+            samples_per_s = gpu_count * batch / compared[f"iteration_s{suffix}"]
         result[f"ranks{suffix}"] = gpu_count
-        result[f"samples_per_s{suffix}"] = samples / compared[f"iteration_s{suffix}"]
+        result[f"samples_per_s{suffix}"] = samples_per_s
     return result
 
 

@@ -540,7 +540,8 @@ class Advice:
     def _summary_of_default(self) -> dict[str, Any]:
         """Return the times of the default plan with its seconds by cause, ready for JSON."""
         seconds_by_cause: dict[str, float | None] = {**self._seconds_by_cause()}
-        if self.communication.contention is None:
+        contention = self.communication.contention
+        if contention is None or not contention.is_measured:
             # By how much messages and compute slow each other down was not measured. The
             # prediction takes 0 for it, which would look as if it had been.
             seconds_by_cause["contention"] = None

@@ -545,6 +545,27 @@ def software_at_once(samples: pd.DataFrame) -> float:
     return float(np.clip(largest_median_speedup, 1.0, None))
 
 
+def are_disturbed(collectives: pd.DataFrame) -> pd.Series:
+    """Return whether something else used the cores during each sample of messages.
+
+    Parameters
+    ----------
+    collectives : DataFrame
+        Rows of a table ``collectives``.
+
+    Returns
+    -------
+    Series of bool
+        For each row, whether the host took more than `STOLEN_LIMIT` of the cores, or other
+        programs more than `OTHERS_LIMIT`.
+    """
+    disturbed = collectives["stolen"].gt(STOLEN_LIMIT)
+    # Older tables do not record what other programs took.
+    if "others" in collectives:
+        disturbed |= collectives["others"].gt(OTHERS_LIMIT)
+    return disturbed
+
+
 def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     """Return the samples of messages during which little else used the cores.
 
@@ -556,17 +577,13 @@ def undisturbed(collectives: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        The rows of two ranks or more, without samples during which the host took more
-        than `STOLEN_LIMIT` of the cores or other programs more than `OTHERS_LIMIT`. If
-        all samples of a size were disturbed, they are kept, because otherwise nothing
-        would be known of this size.
+        The rows of two ranks or more, without those that `are_disturbed` marks. If all
+        samples of a size were disturbed, they are kept, because otherwise nothing would be
+        known of this size.
     """
     # One rank alone sends nothing over a link.
     collectives = collectives[collectives["ranks"] > 1]
-    disturbed = collectives["stolen"].gt(STOLEN_LIMIT)
-    # Older tables do not record what other programs took.
-    if "others" in collectives:
-        disturbed |= collectives["others"].gt(OTHERS_LIMIT)
+    disturbed = are_disturbed(collectives)
     # Samples with the same values in all these columns are repeats of one another.
     repeat_key = [collectives[name] for name in (*LINK, "in_flight", "bytes")]
     # For each sample, whether all repeats of it were disturbed.

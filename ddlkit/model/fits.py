@@ -483,6 +483,36 @@ def strange_rows(rows: DataFrame, remedy: str | None = None) -> Iterator[str]:
     )
 
 
+def disturbed_sizes(rows: DataFrame, remedy: str) -> Iterator[str]:
+    """Yield a warning if something else used the cores whenever messages of a size were timed.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Rows of a table ``collectives``, all of one collective, number of ranks and link.
+        Rows with several messages in flight are ignored.
+    remedy : str
+        What the warning advises.
+
+    Yields
+    ------
+    str
+        The warning, with the number of such sizes.
+    """
+    # Importing this takes pandas and SciPy, which other functions here do not need.
+    from ddlkit.model.calibration import are_disturbed
+
+    one_at_a_time = rows[rows["in_flight"] == 1]
+    # For each size, whether no sample of it was undisturbed.
+    is_disturbed = are_disturbed(one_at_a_time).groupby(one_at_a_time["bytes"]).all()
+    if is_disturbed.any():
+        yield (
+            f"of {is_disturbed.sum()} of {len(is_disturbed)} sizes, all messages were timed "
+            "while other programs used the cores, so that predictions may be too slow: "
+            f"{remedy}"
+        )
+
+
 def _unlike_neighbours(
     sizes: Floats, medians_s: Floats, outlier: int, remedy: str | None
 ) -> str:

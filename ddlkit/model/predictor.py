@@ -120,13 +120,15 @@ def interval_includes(communication: Communication) -> str:
     if communication.noise is None:
         included = "the uncertainty of the fitted cost of messages"
     else:
-        included = "the scatter and drift of messages"
+        included = (
+            "the scatter and drift of messages and the uncertainty of their fitted cost"
+        )
     if contention is None:
         missing = "contention with compute and the drift of compute"
     else:
         # With any contention, also an assumed one, draws have the drift of compute that
         # was found in recorded training.
-        included += " and the drift of compute"
+        included += ", and the drift of compute"
         missing = "contention with compute"
     return f"{included}; not included: {missing}"
 

@@ -64,9 +64,9 @@ WAIT = "wait"
 """A step in which a rank waits until a message has ended."""
 
 INTERVAL_HOLDS = (
-    "the scatter and drift of messages, and the errors of message times that were predicted "
-    "in ddlkit's own experiments; not included: contention with compute and the drift of "
-    "compute"
+    "the scatter and drift of messages, the uncertainty of their fitted cost, and the errors "
+    "of message times that were predicted in ddlkit's own experiments; not included: "
+    "contention with compute and the drift of compute"
 )
 """What intervals of sharded training hold, in words: too little for intervals of 95%.
 
