@@ -112,10 +112,12 @@ def test_json_of_nccl_tests_has_the_ranks_of_a_group(
 
 def test_json_of_nccl_tests_is_refused_for_a_reason(tmp_path: Path) -> None:
     assert "3.0 wrong values" in refusal(tmp_path, nccl_json(nwrong=3.0))
-    assert "not GPU time: take no -C" in refusal(tmp_path, nccl_json(cpu_time=3.0))
+    assert "its option -C" in refusal(tmp_path, nccl_json(cpu_time=3.0))
     assert "did the run of nccl-tests end?" in refusal(tmp_path, nccl_json()[:-9])
     assert "contradicts" in refusal(tmp_path, nccl_json(time=15e-6))
-    assert "leave --table out" in refusal(tmp_path, nccl_json(), table=1)
+    line = refusal(tmp_path, nccl_json(), table=1)
+    # A file is of one run, so that there is nothing to choose.
+    assert "leave --table out" in line and "choose by" not in line
 
 
 def nccl_log(ranks: list[tuple[int, int]], times_printed: int = 1) -> list[str]:
@@ -312,7 +314,12 @@ def test_logs_of_hccl_test(parts: int, tmp_path: Path) -> None:
     failed = table.replace("success", "failed")
     assert "check_result" in refusal(tmp_path, failed, collective=collective)
     milliseconds = table.replace(f"{us(SIZES[0]):.2f}", "0.02")
-    assert "alg_bandwidth" in refusal(tmp_path, milliseconds, collective=collective)
+    line = refusal(tmp_path, milliseconds, collective=collective)
+    assert "alg_bandwidth" in line and "--ranks" not in line
+    # The size may be that of the part of one of these ranks.
+    if parts > 1:
+        line = refusal(tmp_path, table, collective=collective, ranks=2 * RANKS)
+        assert "alg_bandwidth" in line and f"--ranks {2 * RANKS}" in line
 
 
 @pytest.mark.parametrize(("unit", "time"), [(1e9, "time:avg(us)"), (2**30, "time(us)")])
@@ -378,6 +385,10 @@ def test_lines_of_nccl_inspector_tell_populations_apart(tmp_path: Path) -> None:
     by_processor = inspected().replace("kernel_gpu", "collective_cpu")
     assert "not of the GPU" in refusal(tmp_path, by_processor)
     assert "line 8 cannot be read as JSON" in refusal(tmp_path, inspected()[:-20])
+    unknown = inspected().replace("AllReduce", "Shuffle")
+    assert "'Shuffle'" in refusal(tmp_path, unknown)
+    of_one_rank = inspected().replace(f'"n_ranks": {RANKS}', '"n_ranks": 1')
+    assert "of one rank" in refusal(tmp_path, of_one_rank)
 
 
 # -- A user's own tables ---------------------------------------------------------------
@@ -415,6 +426,26 @@ def test_own_tables_with_units_and_separators(
     check(read(tmp_path, text, ranks=RANKS, collective="all_reduce"), rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("separator", "name"),
+    [(",", "comma"), (";", "semicolon"), ("\t", "tab"), (" ", "blank")],
+)
+def test_a_short_row_of_an_own_table_is_told_by_the_separator(
+    separator: str, name: str, tmp_path: Path
+) -> None:
+    text = own("bytes,seconds,note", "{b},{s},1", separator) + f"1{separator}2\n"
+    line = refusal(tmp_path, text)
+    assert "has 2 fields" in line and f"a {name} is missing" in line
+
+
+@pytest.mark.parametrize("ranks", [None, 1, 2])
+def test_times_of_one_rank_are_refused_whatever_is_chosen(
+    ranks: int | None, tmp_path: Path
+) -> None:
+    text = own("bytes,seconds,ranks", "{b},{s},1")
+    assert "of one rank" in refusal(tmp_path, text, ranks=ranks)
+
+
 def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
     text = own("bytes,seconds", "{b},{s}", "   ")
     check(read(tmp_path, text, ranks=RANKS, collective="all_reduce"), rtol=1e-4)
@@ -431,7 +462,7 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
         ("size_MB,seconds", "{b},{s}", "column size_MB: mb may be 1000000 or 1048576"),
         ("bytes,time", "{b},{us}", "column time: its unit is not known: name it sec"),
         ("size_b,time", "{b},{us}", "column time: its unit is not known: name it sec"),
-        ("bytes,time_us,time_s", "{b},{us},{s}", "column time_us, time_s: which"),
+        ("bytes,time_us,time_s", "{b},{us},{s}", "columns time_us, time_s: several"),
         ("bytes,time_s", "{b},{us}", "column time_s: 131072 bytes"),
         (
             "bytes,busbw",
@@ -439,9 +470,15 @@ def test_own_tables_separated_by_blanks(tmp_path: Path) -> None:
             "column seconds: missing; the columns are bytes, b",
         ),
         ("seconds;bytes", "'0,1;{b}", 'column seconds: "\'0,1" is not a number'),
+        # To name one of the two bytes would change its unit.
+        ("size_mib,size_kib,seconds", "1,{kib},{s}", "columns size_mib, size_kib: sev"),
         # The column "b" counts blocks, and "count" counts numbers.
         ("algo,b,time_ms,count", "ring,8,{us},{b}", "column bytes: missing; the col"),
-        ("size_b,mean_us,median_us", "{b},1,{us}", "column mean_us, median_us: which"),
+        (
+            "size_b,mean_us,median_us",
+            "{b},1,{us}",
+            "columns mean_us, median_us: several",
+        ),
     ],
 )
 def test_own_tables_are_told_which_column_is_wrong(

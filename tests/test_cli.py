@@ -24,6 +24,7 @@ from ddlkit import cli, store
 from ddlkit.cli import command
 from ddlkit.cli.command import interrupt_says_kept
 from ddlkit.core import fit
+from ddlkit.core.collective import ONLY_IN_LOGS
 from ddlkit.core.errors import UserError
 from places import PATIENCE_S
 from workbook.common import places
@@ -73,6 +74,20 @@ def run(capsys: Capture, words: str) -> dict[str, Any]:
     capsys.readouterr()
     assert cli.main([*shlex.split(words), "--json"]) == 0
     return dict(json.loads(capsys.readouterr().out))
+
+
+def test_a_cost_is_fitted_to_a_collective_that_only_logs_have(capsys: Capture) -> None:
+    """A prediction then refuses it, because no training sends its gradients by it."""
+    write_times("times.csv", np.geomspace(1024, 2**26, 9).round().astype(int), ranks=4)
+    for name in ONLY_IN_LOGS:
+        cost = run(capsys, f"fit times.csv --collective {name}")
+        assert cost["collective"] == name
+        Path("alien.json").write_text(json.dumps(cost))
+        words = "predict --profile profile.csv --cost alien.json"
+        assert_one_line(words, f"a cost of {name}", capsys)
+        # The option --collective of predictions does not take such a name.
+        assert cli.main(words.split()) == 2
+        assert "--collective" not in capsys.readouterr().err
 
 
 def test_from_times_to_a_cost_to_a_prediction_to_a_plan(capsys: Capture) -> None:
@@ -266,7 +281,7 @@ MISTAKES = {
     f"advise {DENSE} --html text/page.html": "--html text/page.html: cannot write",
     "import text --out p.csv": "is in no format that can be imported",
     "import trace --out p.csv --batch 0": "--batch 0",
-    "import counts --out p.csv": "give --peak (FLOP/s) and --utilisation",
+    "import counts --out p.csv": "--peak (FLOP/s) with --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "fit four.json --json --form auto --form table": "--form is given twice",
     "fit four.json --form=": "--form: its value is empty",
@@ -342,7 +357,17 @@ MISTAKES = {
     f"advise {DENSE} --level 0.95": "--level has an effect with --strategy fsdp only",
     "measure copies --accumulate 1": "--accumulate needs --model",
     "measure layers --model m.py:net --pack a.tgz": "--model m.py:net: there is no file",
-    "import trace --messages m.csv --batch 3": "--batch has no effect without --out",
+    "import four.json --messages m.csv --batch 3": "--batch has no effect without --out",
+    "import trace --messages m.csv --batch 3": "--messages has no effect on a file of the kind trace",
+    "import trace": "nothing to write: give --out",
+    "import counts --out p.csv --sequence 5": "--sequence has no effect on a file of the kind flops",
+    "import trace --out p.csv --peak 1e12 --sequence 5": "--sequence (only on transformer) have no",
+    "import counts --out p.csv --kind kineto": "leave --kind out",
+    "import counts --out p.csv --kind trace": "leave --kind out",
+    "import counts --out p.csv --peak 1e12": "give --utilisation as well",
+    "import counts --out p.csv --compute-s 0": "--compute-s 0: must be finite and above zero",
+    "import counts --out p.csv --compute-s 1 --peak 1e12": "give --compute-s alone",
+    "fit four.json": "is a cost that ddlkit fit wrote",
     "measure copies --budget -5s": "--budget: time '-5s' must not be negative",
     f"predict {SPARSE} --density 0.5 --collective all_reduce": "--collective all_reduce: with",
     f"plan {SPARSE.replace('selection.json', 'four.json')} --density 0.5": "four.json: unknown cost",

@@ -139,7 +139,7 @@ def test_another_run_is_predicted_by_costs_that_have_not_seen_the_size() -> None
             "alpha_beta",
             [1, 1, 1],
             [1, 2, 3],
-            "at least 3 different sizes, but has only 1",
+            "at least 3 different sizes, but these times have only 1",
         ),
         ("alpha_beta", [1, 2, 3], [1, 0, 3], "row 1: time is 0"),
         ("alpha_beta", [0, 2, 3], [1, 2, 3], "row 0: size is 0"),

@@ -261,6 +261,13 @@ def test_one_of_several_tables_is_chosen_and_sizes_are_of_all_ranks(
         assert all(words in line for words in described)
     line = refusal(tmp_path, text, collective="all_reduce")
     assert described[1] in line and described[2] not in line
+    # None of the tables fits, so that choosing one by its number would not help either.
+    for wanted in ("--collective reduce_scatter", "--ranks 7"):
+        option, _, value = wanted.partition(" ")
+        options: dict[str, Any] = {option[2:]: int(value) if value == "7" else value}
+        line = refusal(tmp_path, text, **options)
+        assert "none of its 4 tables" in line and f"leave {wanted} out" in line
+        assert all(words in line for words in described)
     assert read(tmp_path, text, table=2)[2]["ranks"] == 8
     assert read(tmp_path, text, collective="all_reduce", ranks=8)[2]["ranks"] == 8
     one_rank = {osu(f"MPI All-to-All{v} Personalized Exchange"): 8 for v in ("", "v")}
@@ -287,9 +294,37 @@ def test_a_refusal_names_the_cause(tmp_path: Path) -> None:
         ): "does not name its collective: give --collective all_reduce or",
         osu().replace("21.59", "nan"): "is 'nan'",
         imb().replace("21.59", "1e308"): "is '1e308'",
-        nccl(n=1, title="all_reduce"): "one rank sends no messages",
+        nccl(n=1, title="all_reduce"): "all its times are of one rank",
     }.items():
         assert words in refusal(tmp_path, text)
+
+
+def test_a_row_of_too_few_or_too_many_words_is_told_apart(tmp_path: Path) -> None:
+    lines = nccl(title="all_reduce").splitlines()
+    number = next(
+        number for number, line in enumerate(lines) if len(line.split()) == 13
+    )
+    for change, words in (
+        (" 1 2", "has 15 words instead of 13: remove"),
+        ("", "is cut"),
+    ):
+        changed = lines[number] + change if change else lines[number][:40]
+        text = "\n".join([*lines[:number], changed, *lines[number + 1 :]])
+        assert words in refusal(tmp_path, text)
+
+
+def test_a_number_of_ranks_of_the_user_is_named_where_rates_contradict_it(
+    tmp_path: Path,
+) -> None:
+    text = re.sub(r"(?m)^#\s+Rank.*\n", "", nccl(n=8, title="all_reduce"))
+    assert read(tmp_path, text, ranks=8)[2]["ranks"] == 8
+    assert "check --ranks 2" in refusal(tmp_path, text, ranks=2)
+
+
+@pytest.mark.parametrize("place", ["in_place", "out_of_place"])
+def test_programs_without_places_refuse_one(place: str, tmp_path: Path) -> None:
+    for text in (osu(), imb()):
+        assert "leave --place out" in refusal(tmp_path, text, place=place)
 
 
 @functools.cache

@@ -498,7 +498,9 @@ def test_any_changed_byte_is_noticed(
         ("seconds", "0", "above zero"),
         ("seconds", "", "is empty"),
         ("seconds", "fast", "not a number"),
-        ("bytes", "9" * 30, "not a whole number"),
+        ("bytes", "9" * 30, "too large"),
+        ("bytes", "1e40", "too large"),
+        ("bytes", "1.5", "not a whole number"),
         ("link_bits_per_s", "-1", "negative"),
         ("collective", "a\tb", "cannot be printed"),
     ],
@@ -582,6 +584,11 @@ def test_a_file_that_is_no_whole_gzip_is_refused(
 ) -> None:
     path = save(tmp_path, collectives(), "c.csv.gz")
     data = path.read_bytes()
+    packed_without_name = tmp_path / "packed.csv"
+    packed_without_name.write_bytes(data)
+    assert "must end in .gz" in refusal(
+        lambda: store.files.read_text(packed_without_name)
+    )
     damaged = gzip.decompress(data) if keep is None else data[:keep]
     line = refusal(lambda: store.load_table(restamp(path, damaged)))
     assert str(path) in line and "gzip" in line
@@ -737,12 +744,12 @@ def test_rows_of_a_collectives_table_are_chosen_or_asked_for(tmp_path: Path) -> 
             LOG.replace("10.49      0", "10.49      3", 1),
             "3 wrong values",
         ),
-        (LOG.replace("time", "cputime"), "column cputime: not GPU time"),
+        (LOG.replace("time", "cputime"), "column cputime: times of the processor"),
         (LOG.replace("100.0", "x", 1), "column time: 'x' is not a number"),
         (LOG.partition("# Out")[0], "the log is cut"),
         (
             LOG.replace("340.0", "350.0", 1),
-            "out_of_place_algbw: contradicts size over time",
+            "column algbw: the one out of place contradicts size over time",
         ),
     ],
 )

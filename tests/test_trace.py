@@ -16,6 +16,7 @@ from ddlkit.core.iteration import predict
 from ddlkit.core.plan import make_plan
 from ddlkit.core.strategies import STRATEGIES
 from ddlkit.core.taskgraph import Gpus, s_sgd, schedule
+from ddlkit.formats import import_file
 from ddlkit.formats.layer_trace import (
     LayerTrace,
     check_trace,
@@ -98,6 +99,13 @@ def test_folding_loses_no_time_and_no_byte(trace: LayerTrace) -> None:
         )
 
 
+def test_a_trace_without_gradients_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.trace"
+    path.write_text("\n".join([*GOOD[:2], "1 a 2 3 4 0"]))
+    with pytest.raises(UserError, match=r"mine\.trace: no layer has a gradient"):
+        import_file(path)
+
+
 def test_empty_lines_before_a_trace_change_nothing() -> None:
     for text in ("Id Name Forward Backward Comm. Size\n0 a 2 3 4 40", "0 a 2 3 4 40"):
         assert matches(f"\n\n{text}")
@@ -172,6 +180,15 @@ GOOD = [
             "line 6, column size: a of 44 .* line 3 has",
         ),
         (
+            [*GOOD, "0 data 1 0 0 0", "1 c 2 3 4 40"],
+            "line 6, column name: c of 40 .* line 3 has",
+        ),
+        (
+            [*GOOD[:3], "2 b c 5 6 7 80"],
+            "line 4: has 7 fields, .* a name has a blank",
+        ),
+        (["layer,name", "0,a"], "no layer-wise trace: its first line is 'layer,name'"),
+        (
             [*GOOD[:2], "1 a 2 3 4"],
             "line 3: has 5 fields, but the header has 6",
         ),
@@ -184,7 +201,7 @@ GOOD = [
         ([*GOOD[:2], "1 a 2 x 4 40"], "line 3, column backward: 'x' is not a number"),
         (
             ["Id Name Backward Forward Comm. Size", *GOOD[1:]],
-            "line 1: column 'Backward', expected",
+            "line 1: column 'Backward', expected .* id, name, forward, backward, comm, size",
         ),
     ],
 )

@@ -177,6 +177,15 @@ def collective_name(text: str) -> str:
     return parsed_by(lambda name: find_collective(name).name)(text)
 
 
+def collective_in_logs(text: str) -> str:
+    """Return the name of a collective that an argument gives, also one that only logs have."""
+    # Imported here, because the module loads numpy, which no help needs.
+    from ddlkit.core.collective import COLLECTIVES, ONLY_IN_LOGS, find_collective
+
+    known = {**COLLECTIVES, **ONLY_IN_LOGS}
+    return parsed_by(lambda name: find_collective(name, known).name)(text)
+
+
 def link_name(text: str) -> str:
     """Return the name of a link that an argument gives, which is part of a file name."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", text):

@@ -59,7 +59,9 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
     number_or_range = r"\d{1,4}(-\d{1,4})?"
     # With re.ASCII, \d matches no digits of other scripts.
     if not re.fullmatch(f"{number_or_range}(,{number_or_range})*", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r}: write numbers as 0,2-5")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: write numbers of at most four digits, as in 0,2-5"
+        )
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -180,10 +182,18 @@ def iteration_numbers(text: str) -> tuple[int, ...]:
 )
 def import_(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit import``."""
-    from ddlkit import store
+    from ddlkit import formats, store
 
+    _refuse_one_output(arguments)
+    text = store.files.read_text(arguments.file)
+    # What options a file needs depends on its kind. So options without an effect on this kind
+    # are refused before others are demanded.
+    kind = formats.kind_of(text, str(arguments.file), arguments.kind)
+    _refuse_options_of_other_kinds(arguments, kind)
     if not (arguments.out or arguments.messages):
-        raise UserError("import: nothing to write: give --out, --messages or both")
+        has_messages = kind in _KINDS_BY_OPTION["messages"]
+        advice = "give --out, --messages or both" if has_messages else "give --out"
+        raise UserError(f"import: nothing to write: {advice}")
     if not arguments.out:
         refuse_given(
             arguments,
@@ -193,9 +203,9 @@ def import_(arguments: argparse.Namespace) -> None:
     result: dict[str, Any] = {}
     findings: list[Finding] = []
     # Messages are read before any file is written, so that an error in them leaves no file.
-    messages = _messages_of_profiler(arguments) if arguments.messages else None
+    messages = _messages_of_profiler(arguments, text) if arguments.messages else None
     if arguments.out:
-        result, profile_findings = _write_imported_profile(arguments)
+        result, profile_findings = _write_imported_profile(arguments, text, kind)
         findings += profile_findings
     if messages is not None:
         message_csv, message_finding = messages
@@ -242,29 +252,57 @@ _KINDS_BY_OPTION = {
     "utilisation": ("flops", "transformer"),
     "compute_s": ("flops", "transformer"),
     "sequence": ("transformer",),
+    "messages": ("kineto",),
 }
 """The kinds of files on which an option of ``ddlkit import`` has an effect."""
 
 
+def _refuse_one_output(arguments: argparse.Namespace) -> None:
+    """Raise UserError if --out and --messages name the same file."""
+    if not (arguments.out and arguments.messages):
+        return
+    # Two paths may name one file by way of links.
+    if arguments.out.resolve() == arguments.messages.resolve():
+        raise UserError(
+            f"import: --out and --messages both name {arguments.messages}: name two files"
+        )
+
+
 def _refuse_options_of_other_kinds(arguments: argparse.Namespace, kind: str) -> None:
-    """Raise UserError for an option without an effect on a file of this kind."""
+    """Raise UserError for all options without an effect on a file of this kind."""
+    # The options, with the kinds on which each has an effect.
+    wrong = []
     for name, kinds in _KINDS_BY_OPTION.items():
         # An option that is not given has one of these values.
         is_given = getattr(arguments, name) not in (None, False, ())
         if is_given and kind not in kinds:
-            raise UserError(
-                f"{arguments.file}: {option_of(name)} has no effect on a file of the kind "
-                f"{kind}, only on {' and '.join(kinds)}: leave it out"
-            )
+            wrong.append((option_of(name), " and ".join(kinds)))
+    if not wrong:
+        return
+    problem = f"no effect on a file of the kind {kind}"
+    if len(wrong) == 1:
+        ((option, kinds_in_words),) = wrong
+        text = f"{option} has {problem}, only on {kinds_in_words}: leave it out"
+    else:
+        listed = [f"{option} (only on {kinds})" for option, kinds in wrong]
+        text = f"{', '.join(listed)} have {problem}: leave them out"
+    if arguments.kind:
+        text += ", or correct --kind"
+    if not arguments.out:
+        text += ", and give --out"
+    if arguments.messages and kind not in _KINDS_BY_OPTION["messages"]:
+        text += "; ddlkit measure collectives makes a table of messages"
+    raise UserError(f"{arguments.file}: {text}")
 
 
 def _write_imported_profile(
-    arguments: argparse.Namespace,
+    arguments: argparse.Namespace, text: str, kind: str
 ) -> tuple[dict[str, Any], tuple[Finding, ...]]:
     """Read the layer profile, write it into --out, and return facts about it and findings.
 
-    The facts are the entries of the result that is printed: names, counts, and totals over
-    all layers. Findings are what the user should know of the profile.
+    ``text`` is the content of the file, and ``kind`` its format. The facts are the entries
+    of the result that is printed: names, counts, and totals over all layers. Findings are
+    what the user should know of the profile.
     """
     from ddlkit import formats
 
@@ -280,9 +318,7 @@ def _write_imported_profile(
         gradient_bytes=arguments.gradient_bytes,
         iterations=arguments.iterations,
     )
-    imported = formats.import_file(arguments.file, arguments.kind, options)
-    # Without --kind, the kind is known only after the file was read.
-    _refuse_options_of_other_kinds(arguments, imported.kind)
+    imported = formats.import_text(text, arguments.file, kind, options)
     profile = imported.profile
     # The workload is the profile as a prediction takes it.
     workload = profile.workload()
@@ -302,31 +338,20 @@ def _write_imported_profile(
     return facts, imported.findings
 
 
-def _messages_of_profiler(arguments: argparse.Namespace) -> tuple[str, Finding]:
+def _messages_of_profiler(
+    arguments: argparse.Namespace, text: str
+) -> tuple[str, Finding]:
     """Return the messages in a trace of torch.profiler as CSV, and a finding on them.
 
-    The finding says how many messages there are. Raises UserError if the file is no such
-    trace.
+    ``text`` is the content of the file. The finding says how many messages there are.
+    Raises UserError if the file is no such trace.
     """
-    from ddlkit import formats, store
+    from ddlkit import store
     from ddlkit.formats import kineto
 
     # `own_output` refuses to overwrite the trace.
     store.own_output(arguments.messages, arguments.file)
-    # Two paths may name one file by way of links.
-    if arguments.out and arguments.out.resolve() == arguments.messages.resolve():
-        raise UserError(
-            f"import: --out and --messages both name {arguments.messages}: name two files"
-        )
-    file = str(arguments.file)
-    text = store.files.read_text(arguments.file)
-    if formats.guess_kind(text, file) != "kineto":
-        raise UserError(
-            f"{file}: --messages needs a trace of torch.profiler, because no other "
-            "format has times of messages: leave --messages out, or run ddlkit "
-            "measure collectives"
-        )
-    return kineto.message_table(kineto.parse_kineto(text, file))
+    return kineto.message_table(kineto.parse_kineto(text, str(arguments.file)))
 
 
 @command(

@@ -1199,6 +1199,8 @@ def _refuse_other_collective(
     If ``sends_gradients``, this is the collective that sends the gradients. Otherwise any
     collective will do that --collective does not exclude.
     """
+    from ddlkit.core.collective import COLLECTIVES
+
     needed = arguments.collective
     if not sends_gradients:
         if needed not in (None, cost.collective):
@@ -1213,10 +1215,16 @@ def _refuse_other_collective(
             return
         needed = "all_reduce"
     if cost.collective != needed:
+        advice = f"fit a cost of {needed}"
+        # Others, such as a broadcast, are only fitted.
+        if cost.collective in COLLECTIVES:
+            advice += (
+                f", or give --collective {cost.collective} if your training sends them by "
+                f"{cost.collective}"
+            )
         raise UserError(
             f"{arguments.cost} holds a cost of {cost.collective}, but the gradients are "
-            f"sent by {needed}: fit a cost of {needed}, or give --collective "
-            f"{cost.collective} if your training sends them by {cost.collective}"
+            f"sent by {needed}: {advice}"
         )
 
 

@@ -17,7 +17,7 @@ from ddlkit.cli.command import (
     Argument,
     arg,
     choice,
-    collective_name,
+    collective_in_logs,
     command,
     flag,
     group,
@@ -102,7 +102,7 @@ benchmark, a log of Ascend's hccl_test, or a log of nccom-test of AWS Neuron"""
         ),
         arg(
             "--collective",
-            type=collective_name,
+            type=collective_in_logs,
             metavar="NAME",
             help="The collective whose times are used, as in all_reduce or "
             "all_gather. It chooses rows of the file; if the file does not say, "

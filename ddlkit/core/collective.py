@@ -6,6 +6,7 @@ This module does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -218,7 +219,7 @@ ONLY_IN_LOGS = _by_name(
     # nccl-tests prints an operation for sendrecv, although nothing is reduced.
     Collective(name="sendrecv", rounds=0, divided=False, prints_redop=True),
 )
-"""Collectives whose logs can be read, and for which there is nothing else."""
+"""Collectives whose logs can be read and fitted, and for which there is nothing else."""
 
 STEPS = "steps:"
 """The beginning of the name of an algorithm whose steps were sent one by one.
@@ -227,19 +228,31 @@ All other names are algorithms of a library's collective.
 """
 
 
-def find_collective(name: str) -> Collective:
+def find_collective(
+    name: str, known: Mapping[str, Collective] = COLLECTIVES
+) -> Collective:
     """Return the collective of a name.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    known : mapping of str to Collective, optional
+        The collectives that are allowed, by name.
+
+    Returns
+    -------
+    Collective
+        The collective.
 
     Raises
     ------
     UserError
-        If the name is not one of COLLECTIVES.
+        If no known collective has the name.
     """
-    if name not in COLLECTIVES:
-        raise UserError(
-            f"unknown collective {shown(name)}: use {' or '.join(COLLECTIVES)}"
-        )
-    return COLLECTIVES[name]
+    if name not in known:
+        raise UserError(f"unknown collective {shown(name)}: use {' or '.join(known)}")
+    return known[name]
 
 
 def of_gradients(*, sparse: bool) -> str:

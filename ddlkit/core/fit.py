@@ -485,10 +485,36 @@ def _refuse_too_few_sizes(sizes: Floats, form: str, least_sizes: int) -> None:
     """Raise UserError if there are fewer distinct sizes than the fit of a form needs."""
     n_sizes = np.unique(sizes).size
     if n_sizes < least_sizes:
+        advice = "measure more sizes"
+        possible = forms_for_sizes(n_sizes)
+        # A selection has forms of its own.
+        if possible and form in SIMPLE_FIRST:
+            advice += f", or fit the form {' or '.join(possible)}"
         raise UserError(
             f"a cost of the form {form} needs at least {least_sizes} different sizes, but "
-            f"has only {n_sizes}: measure more sizes"
+            f"these times have only {n_sizes}: {advice}"
         )
+
+
+def forms_for_sizes(n_sizes: int) -> list[str]:
+    """Return the forms that can be fitted to times of so many different sizes.
+
+    Parameters
+    ----------
+    n_sizes : int
+        The number of different sizes.
+
+    Returns
+    -------
+    list of str
+        Those of `SIMPLE_FIRST` that need no more sizes. There may be none.
+
+    Examples
+    --------
+    >>> forms_for_sizes(1), forms_for_sizes(2)
+    ([], ['chords', 'table'])
+    """
+    return [form for form in SIMPLE_FIRST if _method(form).least_sizes <= n_sizes]
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:

@@ -29,11 +29,12 @@ from ddlkit.formats.benchmark_rows import (
     BY_SPELLING,
     KNOWN,
     PLACES,
+    PROCESSOR_TIMES,
     UNTRUSTED_TIMES,
     refuse_several_variants,
     rows_of_place,
 )
-from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.contract import ONE_RANK, MessageOptions, MessageTimes
 from ddlkit.formats.labels import unlabelled
 from ddlkit.store.sheet import Column, Schema, Sheet, check_cells
 
@@ -400,11 +401,17 @@ class Table:
         # operation, so that one word may be missing.
         fewest = len(before) - 1 if self.has_rates else len(before)
         if not fewest <= n_words_before <= len(before):
-            # A row with surplus words is called truncated, too, unless they are of NCCL_DEBUG,
-            # whose lines contain the word "NCCL" and may be mixed with a row.
-            problem = f"truncated after {len(words)} words"
+            most = len(before) + n_timed_words
+            problem = f"has {len(words)} words instead of {most}"
+            # Lines of NCCL_DEBUG contain the word "NCCL" and may be mixed with a row.
             if "NCCL" in words:
                 problem = "text of NCCL_DEBUG is inside: write it to NCCL_DEBUG_FILE"
+            elif len(words) < most:
+                problem += (
+                    ": the row is cut: copy the log again, or run the benchmark again"
+                )
+            else:
+                problem += ": remove what is no cell of the row"
             raise UserError(f"{where}, column time: {problem}")
         return n_words_before
 
@@ -458,6 +465,9 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # 0 stands for an unknown number of ranks.
     if not rows["ranks"].any():
         rows = rows.drop(columns="ranks")
+    # Only nccl-tests prints rates, and only it distinguishes places.
+    if not table.has_rates:
+        options.refuse_place(table.layout.program, file)
     # The note says why rows in place were chosen, if the user has not chosen them.
     rows, note = rows_of_place(rows, options.place, file)
     # OSU may say where its buffers were. With the title "OSU MPI-CUDA Allreduce", `memory`
@@ -697,7 +707,7 @@ class _TableCollector:
         if table.layout.time not in table.columns:
             # The option -C of nccl-tests renames the column of times to "cputime".
             raise UserError(
-                f"{self.file}: line {number}, column cputime: not GPU time: take no -C"
+                f"{self.file}: line {number}, column cputime: {PROCESSOR_TIMES}"
             )
 
 
@@ -876,16 +886,31 @@ def _decided_collective(
     # If none is possible, the columns and rates fit no collective, or none of those that the
     # log names.
     if not possible:
-        names = " or ".join(sorted(table.collectives)) or "any collective"
-        raise UserError(
-            f"{file}: redop, root and busbw are not those of {names} of "
-            f"{ranks or 'any'} ranks"
-        )
+        raise _no_collective_possible(table, file, ranks)
     if not wanted:
         raise UserError(
             f"{file}: does not name its collective: give --collective {listed}"
         )
     raise UserError(f"{file}: has times of {listed}, not of {wanted}")
+
+
+def _no_collective_possible(table: Table, file: str, ranks: int) -> UserError:
+    """Return the error for a table whose columns and rates fit no collective.
+
+    ``ranks`` is the number of ranks of the log or of the user, 0 if it is unknown.
+    """
+    # The rates of one rank, between which nothing is sent, fit no collective.
+    if table.ranks == 1:
+        return UserError(f"{file}: {ONE_RANK}")
+    names = " or ".join(sorted(table.collectives)) or "any collective"
+    problem = f"redop, root and busbw are not those of {names}"
+    advice = "give the log of one run as nccl-tests has printed it"
+    if table.ranks:
+        problem += f" of {ranks} ranks, as the log says"
+    elif ranks:
+        problem += f" of {ranks} ranks"
+        advice = f"check --ranks {ranks}, or leave it out"
+    return UserError(f"{file}: {problem}: {advice}")
 
 
 def _chosen_table(
@@ -926,9 +951,15 @@ def _chosen_table(
             fitting.append(position)
     if len(fitting) == 1:
         return tables[fitting[0]]
-    # If several tables fit, the user chooses among them. If none fits, the user chooses
-    # among all.
-    offered = [described[position] for position in fitting] or described
+    if not fitting:
+        wanted = {"collective": collective, "ranks": ranks}
+        given = [f"--{name} {value}" for name, value in wanted.items() if value]
+        raise UserError(
+            f"{file}: none of its {len(tables)} tables fits {' and '.join(given)} "
+            f"({'; '.join(described)}): leave {' and '.join(given)} out, and choose a table "
+            "with --table N"
+        )
+    offered = [described[position] for position in fitting]
     raise UserError(
         f"{file}: has {len(tables)} tables ({'; '.join(offered)}): choose one with "
         "--table N"
@@ -1391,10 +1422,11 @@ def _check_rates(sheet: Sheet, frame: DataFrame, factors: Collection[float]) -> 
     allowed = 1.02 * algbw_rounding + (time_rounding_share + 0.001) * algbw + 1e-4
     if (distance > allowed).any():
         row = int(np.argmax(distance > allowed))
-        problem = "contradicts size over time: mixed units? "
-        problem += "the time must be in microseconds"
         # A line of the log has an algbw for each place, in place and out of place.
-        sheet.fail(row, f"{frame['place'][row]}_algbw", problem)
+        place = frame["place"][row].replace("_", " ")
+        problem = f"the one {place} contradicts size over time: mixed units? "
+        problem += "the time must be in microseconds"
+        sheet.fail(row, "algbw", problem)
 
 
 def _half_digit(cell: str) -> float:

@@ -47,6 +47,11 @@ UNTRUSTED_TIMES = (
 )
 """The end of an error about a benchmark that found wrong results."""
 
+PROCESSOR_TIMES = (
+    "times of the processor, not of the GPU: run nccl-tests without its option -C"
+)
+"""The end of an error about a benchmark that has timed with the clock of the processor."""
+
 # How far the printed bus bandwidth may be from the one that follows from size and time,
 # as a share of the printed one and besides rounding. Some programs average rates, and
 # others average times.
@@ -262,10 +267,7 @@ def benchmark_times(
     if "place" in frame:
         frame, note = rows_of_place(frame, options.place, file)
         return MessageTimes(source, frame, note)
-    if options.place is not None:
-        raise UserError(
-            f"{file}: {source} does not distinguish times in place: leave --place out"
-        )
+    options.refuse_place(source, file)
     return MessageTimes(source, frame)
 
 

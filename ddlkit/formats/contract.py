@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 KEYS = ("collective", "backend", "algorithm", "link", "link_bits_per_s", "ranks")
 """Columns that distinguish message times. A reader returns those that its file has."""
 
+ONE_RANK = (
+    "all its times are of one rank, which sends no messages: give times between two ranks "
+    "or more"
+)
+"""The end of an error about a file that only has times of one rank."""
+
 
 @dataclass(frozen=True)
 class MessageOptions:
@@ -67,13 +73,35 @@ class MessageOptions:
                     "leave it out"
                 )
 
-    def refuse_table(self, file: str) -> None:
+    def refuse_place(self, source: str, file: str) -> None:
+        """Raise UserError if the option ``place`` is set.
+
+        Parameters
+        ----------
+        source : str
+            The program, which does not distinguish times in place and out of place.
+        file : str
+            Its file, as errors name it.
+
+        Raises
+        ------
+        UserError
+            If a place is given.
+        """
+        if self.place is not None:
+            raise UserError(
+                f"{file}: {source} does not distinguish times in place: leave --place out"
+            )
+
+    def refuse_table(self, file: str, *, has_choice: bool = True) -> None:
         """Raise UserError if the option ``table`` is set.
 
         Parameters
         ----------
         file : str
             The file, whose tables have no numbers, as errors name it.
+        has_choice : bool, optional
+            Whether such a file may have times of several collectives or numbers of ranks.
 
         Raises
         ------
@@ -81,10 +109,10 @@ class MessageOptions:
             If a table is given.
         """
         if self.table is not None:
-            raise UserError(
-                f"{file}: its tables have no numbers: leave --table out, "
-                "and choose by --collective and --ranks"
-            )
+            advice = "leave --table out"
+            if has_choice:
+                advice += ", and choose by --collective and --ranks"
+            raise UserError(f"{file}: --table has no effect on this file: {advice}")
 
 
 class MessageTimes(NamedTuple):

@@ -177,20 +177,55 @@ def _rate(options: ImportOptions, file: str, batch_flops: float) -> tuple[float,
     that time, and the share is 1. Raises UserError unless the options have either both the
     rate and the share, or the time alone.
     """
+    missing = missing_for_times(options)
+    if missing:
+        raise UserError(f"{file}: has FLOP counts and no times: give {missing}")
     peak = options.peak
     utilisation = options.utilisation
     compute_s = options.compute_s
     if compute_s is None:
-        if peak is not None and utilisation is not None:
-            _refuse_wrong_rate(peak, utilisation)
-            return peak, utilisation
-    elif peak is None and utilisation is None and 0 < compute_s < math.inf:
-        return batch_flops / compute_s, 1.0
-    # Here no source of times is complete, both are given, or the time is out of range.
-    raise UserError(
-        f"{file}: has FLOP counts and no times: give --peak (FLOP/s) and --utilisation "
-        "together, or --compute-s, a time above zero, without them"
-    )
+        # Neither is None, because nothing is missing.
+        assert peak is not None
+        assert utilisation is not None
+        _refuse_wrong_rate(peak, utilisation)
+        return peak, utilisation
+    if peak is not None or utilisation is not None:
+        raise UserError(
+            f"--compute-s {compute_s:g}: is a time, and --peak and --utilisation are "
+            "another source of times: give --compute-s alone, or --peak with --utilisation"
+        )
+    if not 0 < compute_s < math.inf:
+        raise UserError(f"--compute-s {compute_s:g}: must be finite and above zero")
+    return batch_flops / compute_s, 1.0
+
+
+def missing_for_times(options: ImportOptions) -> str:
+    """Return which options must be given in addition to turn FLOP into times.
+
+    Parameters
+    ----------
+    options : ImportOptions
+        What the user has given.
+
+    Returns
+    -------
+    str
+        The options in words, "" if none is missing.
+
+    Examples
+    --------
+    >>> missing_for_times(ImportOptions(peak=1e12))
+    '--utilisation as well'
+    """
+    if options.compute_s is not None:
+        return ""
+    if options.peak is None and options.utilisation is None:
+        return "--compute-s, or --peak (FLOP/s) with --utilisation"
+    if options.utilisation is None:
+        return "--utilisation as well"
+    if options.peak is None:
+        return "--peak (FLOP/s) as well"
+    return ""
 
 
 def _refuse_wrong_rate(peak_flops_per_s: float, utilisation: float) -> None:

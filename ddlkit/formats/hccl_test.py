@@ -115,9 +115,13 @@ def _row(match: re.Match[str], where: str, collective: str, ranks: int) -> Bench
     allowed = _SIZE_TOLERANCE + _ROUNDING_BYTES_PER_S / algbw_bytes_per_s
     n_bytes = _whole_message_bytes(size, algbw_bytes_per_s * seconds, ranks, allowed)
     if n_bytes is None:
+        advice = "check the units"
+        # The size of the message may be that of the part of one of so many ranks.
+        if ranks:
+            advice += f", and whether --ranks {ranks} is right"
         raise UserError(
             f"{where}, alg_bandwidth: {match['algbw']} GB/s contradicts {size} bytes "
-            f"in {match['time']} us: other units?"
+            f"in {match['time']} us: {advice}"
         )
     return BenchmarkRow(
         where=where,

@@ -307,6 +307,12 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
+    # Only if the user has named the kind of the file can it be of another kind.
+    if not matches(text):
+        raise UserError(
+            f"{file}: is no trace of torch.profiler, which is JSON: give such a trace, or "
+            "leave --kind out, so that the kind is recognized"
+        )
     # A finding is a remark for the user.
     profile, findings = layer_profile(parse_kineto(text, file), options.iterations)
     overhead = (
@@ -1316,9 +1322,11 @@ def _check_iterations(
     """
     for iteration, phases_s in zip(used, all_phases_s.tolist(), strict=True):
         if iteration.repeats_forward():
-            raise trace.missing(
-                f"iteration {iteration.number}: forward runs again after backward "
-                "began (gradients are summed up?)"
+            raise UserError(
+                f"{trace.source}: iteration {iteration.number}: forward runs again after "
+                "backward began, as where the gradients of several batches are summed up: "
+                "record steps without gradient accumulation, with optimizer.step after "
+                "each backward pass"
             )
         # The events are in the order of their launches. So the first one also starts first:
         # it starts when it is launched, and nothing starts before its launch. But the last event

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlkit.core.errors import Finding, UserError
+from ddlkit.core.errors import Finding, UserError, shown
 from ddlkit.core.plan import FusionPlan
 from ddlkit.core.strategies import IterationTimes
 from ddlkit.core.units import format_seconds
@@ -46,6 +46,9 @@ _TRACE = Schema(
         Column("size", "int", "non_negative"),
     ),
 )
+
+_CAUSE_OF_OTHER_COUNTS = "a cell is missing, or a name has a blank or a comma inside"
+"""Why a row may have another number of cells than there are columns."""
 
 USUAL_RATIO = 0.5
 """Forward over backward of a layer: one product of matrices against two (osf Eq 6)."""
@@ -239,6 +242,12 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
     trace = parse_trace(text, file)
+    # The property `learnable` refuses such a trace, too, but does not know the file.
+    if not trace.n_bytes.any():
+        raise UserError(
+            f"{file}: no layer has a gradient, because all sizes are 0: write the bytes of "
+            "the gradients in the column size"
+        )
     # A trace does not name its network: ``ddlkit import`` adds the name.
     profile = trace.profile(network="", with_input=not options.without_input)
     n_iterations, n_layers = trace.forward_s.shape
@@ -325,7 +334,9 @@ def _refuse_changed_layers(sheet: Sheet, frame: DataFrame) -> None:
         first_name, first_size = in_first_iteration.loc[row]
         first_line = sheet.lines[ids[row]]
         first = f"line {first_line} has {first_name} of {first_size}"
-        sheet.fail(row, "size", f"{name} of {size} bytes, but {first}")
+        rule = "a layer has the same name and size in all iterations"
+        column = "size" if name == first_name else "name"
+        sheet.fail(row, column, f"{name} of {size} bytes, but {first}: {rule}")
 
 
 def _refuse_partial_iteration(sheet: Sheet, frame: DataFrame, n_layers: int) -> None:
@@ -373,8 +384,14 @@ def _sheet(text: str, file: str) -> Sheet:
     first_line = next((line for line in lines if line), "")
     # The first column is "id". Without a header, the first cell is a number.
     has_header = first_line.lower().startswith("id")
+    if not has_header and not first_line[:1].isdigit():
+        raise UserError(
+            f"{file}: is no layer-wise trace: its first line is {shown(first_line)}, but the "
+            f"columns must be {', '.join(names)}, in this order, with or without a line of "
+            "these names: give such a trace, or leave --kind out if it is given"
+        )
     if not has_header:
-        return read_sheet("\n".join(lines), file, names)
+        return read_sheet("\n".join(lines), file, names, _CAUSE_OF_OTHER_COUNTS)
     # `read_sheet` takes the first line of the file for the header. If the file begins with empty
     # lines, the header therefore changes places with the first of them. All lines below the header
     # keep their numbers.
@@ -382,14 +399,17 @@ def _sheet(text: str, file: str) -> Sheet:
     lines[position] = lines[0]
     lines[0] = first_line
     where = f"{file}: line {position + 1}"
-    sheet = read_sheet("\n".join(lines), file)
+    sheet = read_sheet("\n".join(lines), file, likely_cause=_CAUSE_OF_OTHER_COUNTS)
     if len(sheet.header) != len(names):
         problem = f"{len(sheet.header)} columns, expected {len(names)}"
         raise UserError(f"{where}: {problem}: {', '.join(names)}")
     # A header may add to the names, as in "Comm." or "Forward(us)".
     for cell, name in zip(sheet.header, names, strict=True):
         if not cell.lower().startswith(name):
-            raise UserError(f"{where}: column {cell!r}, expected {name!r} here")
+            raise UserError(
+                f"{where}: column {cell!r}, expected {name!r} here: the columns must be "
+                f"{', '.join(names)}, in this order"
+            )
     return Sheet(file, names, sheet.lines, sheet.rows)
 
 

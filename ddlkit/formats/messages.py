@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlkit.core.errors import UserError, shown
-from ddlkit.formats import benchmark_logs, readers
-from ddlkit.formats.contract import KEYS, MessageOptions, MessageTimes
+from ddlkit.formats import benchmark_logs, readers, size_time_csv
+from ddlkit.formats.contract import KEYS, ONE_RANK, MessageOptions, MessageTimes
 from ddlkit.store import files
 from ddlkit.store.readers import choose
 from ddlkit.store.sheet import check_cells
@@ -84,6 +84,9 @@ def read_bytes_seconds(
     # `benchmark_logs` alone also fills it with ``ranks`` of the caller.
     if if_ranks_unknown and "ranks" not in frame:
         raise _ranks_unknown(path, if_ranks_unknown)
+    # No choice of rows can help here.
+    if "ranks" in frame and (frame["ranks"] == 1).all():
+        raise UserError(f"{path}: {ONE_RANK}")
     # This keeps the wanted rows. ``chosen`` has, for each column of `KEYS` in the file, the
     # one value that is left.
     frame, chosen = choose(frame, KEYS, wanted, path)
@@ -217,8 +220,10 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
 def _no_message_times(text: str, file: str) -> UserError:
     """Return the error for a file that is of no format of message times.
 
-    It quotes the first and the last line of the file.
+    It quotes the first and the last line of the file. JSON is refused here for reasons of
+    its own.
     """
+    size_time_csv.refuse_json(text, file)
     first_line, _, _ = text.strip().partition("\n")
     # If a run has failed, its last line often says why.
     _, _, last_line = text.rstrip().rpartition("\n")

@@ -24,7 +24,7 @@ from ddlkit.formats.benchmark_rows import (
     stated_busbw_gb_per_s,
     whole,
 )
-from ddlkit.formats.contract import MessageOptions, MessageTimes
+from ddlkit.formats.contract import ONE_RANK, MessageOptions, MessageTimes
 from ddlkit.store.files import parse_json
 
 SOURCE = "nccl-inspector"
@@ -78,13 +78,20 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     # Times by the clock of the processor include its delays. They are only counted here,
     # and not returned.
     n_by_processor = 0
+    # Collectives of other names than those in `KNOWN` are not returned either.
+    unknown: set[str] = set()
+    n_of_one_rank = 0
     for operation in _operations(text, file):
         if operation.performance.get("coll_timing_source") in _BY_PROCESSOR:
             n_by_processor += 1
             continue
         row = _row(operation)
         # A collective of one rank sends nothing, and the size of an unknown one is unclear.
-        if row.ranks > 1 and row.collective in KNOWN:
+        if row.ranks < 2:
+            n_of_one_rank += 1
+        elif row.collective not in KNOWN:
+            unknown.add(row.collective)
+        else:
             rows.append(row)
             links.append(_link(operation.header))
     if n_by_processor and not rows:
@@ -92,6 +99,14 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
             f"{file}: all {n_by_processor} times are those of the processor, "
             "not of the GPU: record with NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING=1"
         )
+    if unknown and not rows:
+        listed = ", ".join(map(shown, sorted(unknown)))
+        raise UserError(
+            f"{file}: has only collectives that are not known ({listed}): give a file "
+            f"with times of {' or '.join(KNOWN)}"
+        )
+    if n_of_one_rank and not rows:
+        raise UserError(f"{file}: {ONE_RANK}")
     times = benchmark_times(SOURCE, rows, file, options)
     # Without places, the times have the order of the rows, and so have the links.
     if len({*links}) > 1:

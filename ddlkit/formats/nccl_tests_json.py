@@ -15,6 +15,7 @@ from ddlkit.core.errors import UserError, shown
 from ddlkit.core.units import format_bytes
 from ddlkit.formats.benchmark_rows import (
     PLACES,
+    PROCESSOR_TIMES,
     UNTRUSTED_TIMES,
     BenchmarkRow,
     benchmark_times,
@@ -52,7 +53,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
-    options.refuse_table(file)
+    options.refuse_table(file, has_choice=False)
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -111,7 +112,7 @@ def _row(
     """
     # The option -C of nccl-tests measures by the clock of the processor.
     if "cpu_time" in times:
-        raise UserError(f"{where}, cpu_time: not GPU time: take no -C")
+        raise UserError(f"{where}, cpu_time: {PROCESSOR_TIMES}")
     # The results are right if this is 0. Null, which is None here, means that they were not
     # checked, and is accepted.
     n_wrong = times.get("nwrong")
@@ -149,7 +150,10 @@ def _collective(document: dict[str, Any], file: str) -> str:
         program = _PROGRAM.search(str(name))
         if program:
             return collective_named(program[1])
-    raise UserError(f"{file}: args do not name a program such as all_reduce_perf")
+    raise UserError(
+        f"{file}: its entry args does not name a program, which tells the collective: write "
+        'the program as the first of args, as in "args": ["all_reduce_perf"]'
+    )
 
 
 def _ranks(document: dict[str, Any]) -> int:

@@ -79,16 +79,46 @@ def import_file(
     UserError
         If the file is wrong or of no known format, or if an option is missing or wrong.
     """
+    path = Path(path)
+    return import_text(files.read_text(path), path, kind, options)
+
+
+def import_text(
+    text: str,
+    path: Path,
+    kind: str | None = None,
+    options: ImportOptions | None = None,
+) -> Imported:
+    """Return the layer profile in the content of a foreign file, as `import_file` does.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    path : Path
+        The file, after which a network without a name is called.
+    kind : str, optional
+        The format, as `import_file` takes it.
+    options : ImportOptions, optional
+        Facts that the file does not state, and choices.
+
+    Returns
+    -------
+    Imported
+        The profile.
+
+    Raises
+    ------
+    UserError
+        If the content is wrong or of no known format, or if an option is missing or wrong.
+    """
     options = options or ImportOptions()
     if options.batch is not None and not 1 <= options.batch <= MOST_BATCH:
         raise UserError(
             f"--batch {options.batch}: a batch has 1 to {MOST_BATCH} samples"
         )
-    path = Path(path)
-    text = files.read_text(path)
     file = str(path)
-    if kind is None:
-        kind = guess_kind(text, file)
+    kind = kind_of(text, file, kind)
     # Findings are remarks for the user.
     profile, findings = _reader_of_kind(kind).read(text, file, options)
     # The name up to the first dot, without all extensions.
@@ -122,6 +152,33 @@ def _reader_of_kind(kind: str) -> readers.Reader[ImportOptions, ReadProfile]:
         f"{reader.name}, {reader.takes}" for reader in readers.LAYER_PROFILES
     )
     raise UserError(f"unknown kind {kind!r}: use one of these: {known}")
+
+
+def kind_of(text: str, file: str, kind: str | None = None) -> str:
+    """Return the format of a file of layer times: the user's, or else that of its content.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+    kind : str, optional
+        The format that the user has named. By default the content decides.
+
+    Returns
+    -------
+    str
+        The name of one of `readers.LAYER_PROFILES`.
+
+    Raises
+    ------
+    UserError
+        If the user has named an unknown format, or if no reader takes the content.
+    """
+    if kind is None:
+        return guess_kind(text, file)
+    return _reader_of_kind(kind).name
 
 
 def guess_kind(text: str, file: str) -> str:

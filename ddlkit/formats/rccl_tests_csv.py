@@ -67,7 +67,7 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
-    options.refuse_table(file)
+    options.refuse_table(file, has_choice=False)
     sheet = read_sheet(text, file)
     # The file may have other columns, which are ignored.
     frame = _TABLE.frame(sheet, exact=False)

@@ -26,6 +26,7 @@ from ddlkit.store.sheet import (
     Schema,
     Sheet,
     columns_in_words,
+    is_json,
     read_sheet,
 )
 
@@ -90,6 +91,9 @@ _POWERS_OF_AMBIGUOUS_UNITS = {"kb": 1, "mb": 2, "gb": 3}
 # Stands for the unit of a column whose name does not say it.
 _UNKNOWN_UNIT = 0
 
+# What may stand between two cells. The first one that the header has is that of the file.
+_SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", " ": "blank"}
+
 # A message of this size is slower than this rate only if its time is not in seconds.
 _LARGE_BYTES = 65536
 _SLOWEST_BYTES_PER_S = 1e4
@@ -149,19 +153,36 @@ def matches(text: str) -> bool:
     return has_sizes or (has_columns and has_names)
 
 
-def _refuse_json(text: str, file: str) -> None:
+def refuse_json(text: str, file: str) -> None:
     """Raise UserError for JSON that no reader of message times has recognized.
 
-    Readers of JSON come before this one. Text that does not begin with a brace is no such
-    JSON, and passes.
+    Readers of JSON come before this one. Text that does not begin as JSON does passes.
+
+    Parameters
+    ----------
+    text : str
+        The content of the file.
+    file : str
+        The file, as errors name it.
+
+    Raises
+    ------
+    UserError
+        If the text is JSON.
     """
-    if not text.lstrip().startswith("{"):
+    if not text.lstrip().startswith("{") and not is_json(text):
         return
     # What ddlkit fit --json writes begins with the form of the cost.
     if re.match(r'\s*\{\s*"form"', text):
         raise UserError(
             f"{file}: is a cost that ddlkit fit wrote, and no table of measured times: "
             "give it by --cost, or give measured times"
+        )
+    if '"traceEvents"' in text:
+        raise UserError(
+            f"{file}: is a trace, as torch.profiler writes it, and no table of message "
+            f"times: if messages are in it, ddlkit import {file} --messages m.csv makes a "
+            "table of them"
         )
     raise UserError(
         f"{file}: is JSON, but neither of nccl-tests -J nor of NCCL Inspector: give one "
@@ -179,8 +200,12 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
 
     `ddlkit.formats.contract` describes arguments, result and errors.
     """
-    _refuse_json(text, file)
-    sheet = read_sheet(_comma_separated(text), file)
+    refuse_json(text, file)
+    first_line, _, _ = text.strip().partition("\n")
+    separator = _SEPARATORS[_separator(first_line)]
+    sheet = read_sheet(
+        _comma_separated(text), file, likely_cause=f"a {separator} is missing or stray"
+    )
     # Columns of ranks and collectives with other names get the names of `KEYS`.
     sheet = _with_known_collectives(_with_known_ranks(sheet))
     size = _only_column(
@@ -241,7 +266,7 @@ def names_links(text: str) -> bool:
 
 def _separator(first_line: str) -> str:
     """Return what separates the cells of a table, given its header."""
-    for separator in (",", ";", "\t"):
+    for separator in _SEPARATORS:
         if separator in first_line:
             return separator
     return " "
@@ -366,8 +391,9 @@ def _only_column(
         sheet.fail(None, expected, f"missing; the columns are {present}: {advice}")
     if len(candidates) > 1:
         names = ", ".join(candidate.name for candidate in candidates)
-        sheet.fail(
-            None, names, f"which of them is meant: name only one of them {expected}"
+        raise UserError(
+            f"{sheet.file}: header, columns {names}: several columns may have these "
+            "values: keep one of them and remove the others"
         )
     (column,) = candidates
     if column.ambiguous_unit:

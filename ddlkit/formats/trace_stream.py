@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from ddlkit.core.errors import UserError, shown
 from ddlkit.formats.kineto import NEEDED, KinetoTrace, trace_of_document
+from ddlkit.store.files import RULE_OF_GZIP_NAMES
 
 CHUNK_CHARACTERS = 1 << 20
 """How much of a file is read at once."""
@@ -89,10 +90,7 @@ def read_trace(path: Path | str) -> KinetoTrace:
         # Python's gzip raises these for a packed file that is cut short or damaged.
         raise _cut_short(source) from None
     except (gzip.BadGzipFile, UnicodeDecodeError):
-        raise UserError(
-            f"{source}: cannot be read as text: the name of a file must end in .gz if the "
-            "file is packed by gzip, and only then"
-        ) from None
+        raise UserError(f"{source}: {RULE_OF_GZIP_NAMES}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "check its name, and whether you may read it"

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from ddlkit.core.errors import UserError
 from ddlkit.formats.contract import ImportOptions, ReadProfile
-from ddlkit.formats.flop_counts import Tensor, profile_of
+from ddlkit.formats.flop_counts import Tensor, missing_for_times, profile_of
 from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
 
 MOST_LAYERS = 1_000
@@ -85,8 +85,9 @@ def read(text: str, file: str, options: ImportOptions) -> ReadProfile:
     if options.sequence is None:
         remedy = "give --sequence"
         # If times are missing as well, the user should not learn it from a second error.
-        if options.compute_s is None and options.peak is None:
-            remedy += ", and for the times --compute-s, or --peak with --utilisation"
+        missing = missing_for_times(options)
+        if missing:
+            remedy += f", and for the times {missing}"
         raise UserError(
             f"{file}: the FLOP count depends on the number of tokens in a sample: {remedy}"
         )
@@ -180,12 +181,11 @@ class Decoder:
 
     def __post_init__(self) -> None:
         # Sizes far above those of the largest transformers are refused as mistakes.
-        sizes = tuple(getattr(self, name) for name in REQUIRED)
-        if self.layers > MOST_LAYERS or max(*sizes, self.positions) > MOST_SIZE:
-            limits = f"at most {MOST_LAYERS} layers, and {MOST_SIZE} of anything else"
-            raise UserError(
-                f"a transformer of {sizes}, {self.positions} positions: {limits}"
-            )
+        for name in (*REQUIRED, "positions"):
+            size = getattr(self, name)
+            most = MOST_LAYERS if name == "layers" else MOST_SIZE
+            if size > most:
+                raise UserError(f"column {name}: is {size}; it must be at most {most}")
         # Each head must have an equal part of the width.
         if self.d_model % self.heads:
             raise UserError(
@@ -225,7 +225,10 @@ class Decoder:
         # Without learned positions (0), a sample may have any number of tokens.
         most = self.positions or MOST_SIZE
         if not 1 <= tokens <= most:
-            raise UserError(f"--sequence {tokens}: must be from 1 to {most} tokens")
+            limit = f"from 1 to {most} tokens"
+            if self.positions:
+                limit += ", which is the number in the column positions"
+            raise UserError(f"--sequence {tokens}: must be {limit}")
         width = self.d_model
         # A matrix of P elements costs 2 P FLOP for each token.
         head_flops = 2.0 * width * self.vocabulary * tokens

@@ -18,6 +18,7 @@ from ddlkit.core.fit import (
     chosen_because,
     errors_by_form,
     fit,
+    forms_for_sizes,
     held_out_errors,
     least_sizes_to_hold_out,
 )
@@ -124,10 +125,15 @@ def compare(
     needed = least_sizes_to_hold_out(AlphaBeta.form)
     n_sizes = np.unique(np.asarray(sizes)).size
     if n_sizes < needed:
+        advice = "measure more sizes"
+        # Each form needs at least two sizes.
+        possible = forms_for_sizes(n_sizes)
+        if possible:
+            advice += f", or fit a single form ({' or '.join(possible)})"
         raise UserError(
             "forms are compared by their errors at sizes that are left out of the fit, which "
-            f"takes at least {needed} different sizes, and here are {n_sizes}: measure more "
-            "sizes, or fit a single form"
+            f"takes at least {needed} different sizes, and these times have only {n_sizes}: "
+            f"{advice}"
         )
     # Further forms are compared in the table, but "auto" does not choose among them.
     automatic = {form: held_out[form] for form in SIMPLE_FIRST if form in held_out}

@@ -32,6 +32,14 @@ from ddlkit.core.errors import UserError
 MOST_BYTES = 128 * 1024**2
 """Bytes of a file, and of its text once unpacked. Traces of training have 50 MB."""
 
+RULE_OF_GZIP_NAMES = (
+    "cannot be read as text: the name of a file must end in .gz if the file is packed by "
+    "gzip, and only then"
+)
+"""The end of an error about a file whose name does not tell whether it is packed."""
+
+_BEGIN_OF_GZIP = b"\x1f\x8b"
+
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """What the operating system reports if a disk, or a user's share of a disk, is full."""
 
@@ -143,8 +151,11 @@ def text_of(data: bytes, path: Path) -> str:
     UserError
         If the content is damaged, too large once unpacked, not UTF-8, or empty.
     """
-    # A file without any bytes is not damaged but empty, and is refused below.
-    if path.suffix == ".gz" and data:
+    is_packed = data.startswith(_BEGIN_OF_GZIP)
+    # A file without any bytes is not wrongly named but empty, and is refused below.
+    if data and is_packed != (path.suffix == ".gz"):
+        raise UserError(f"{path}: {RULE_OF_GZIP_NAMES}")
+    if is_packed:
         data = _unpacked(data, path)
     try:
         # This encoding is UTF-8, and skips a byte order mark.

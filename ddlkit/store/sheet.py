@@ -68,8 +68,14 @@ class _Kind(NamedTuple):
 
 
 def _whole(cell: str) -> int:
-    """Return a whole number, which may be written as 1e6 or 4.0."""
+    """Return a whole number, which may be written as 1e6 or 4.0.
+
+    Raises OverflowError for a number beyond 64 bits.
+    """
     number = Decimal(cell)
+    # Without this, a number of many digits would fail in the next line, as if it were not whole.
+    if number.is_finite() and abs(number) >= 2**63:
+        raise OverflowError
     if number % 1:
         raise ValueError
     return int(number)
@@ -194,7 +200,12 @@ def is_json(text: str) -> bool:
     return _BEGIN_OF_JSON.match(text) is not None
 
 
-def read_sheet(text: str, file: str, header: Sequence[str] = ()) -> Sheet:
+def read_sheet(
+    text: str,
+    file: str,
+    header: Sequence[str] = (),
+    likely_cause: str = "a comma is missing or stray",
+) -> Sheet:
     r"""Return the cells of CSV text.
 
     Parameters
@@ -206,6 +217,9 @@ def read_sheet(text: str, file: str, header: Sequence[str] = ()) -> Sheet:
     header : sequence of str, optional
         The names of the columns of a text that has no header, but rows alone. By default
         the first line is the header.
+    likely_cause : str, optional
+        What the error for a row with too few or too many fields names as the likely cause,
+        if the commas of the text stand for other separators in the file.
 
     Returns
     -------
@@ -253,7 +267,7 @@ def read_sheet(text: str, file: str, header: Sequence[str] = ()) -> Sheet:
         )
     lines, rows = zip(*numbered, strict=True)
     sheet = Sheet(file=file, header=tuple(header), lines=lines, rows=rows)
-    _refuse_ragged(sheet, has_header=has_header)
+    _refuse_ragged(sheet, has_header=has_header, likely_cause=likely_cause)
     return sheet
 
 
@@ -271,10 +285,11 @@ def _refuse_wrong_header(header: Sequence[str], file: str) -> None:
         )
 
 
-def _refuse_ragged(sheet: Sheet, *, has_header: bool) -> None:
+def _refuse_ragged(sheet: Sheet, *, has_header: bool, likely_cause: str) -> None:
     """Raise UserError for the first row that has not as many fields as the header.
 
-    ``has_header`` is whether the header stands in the file.
+    ``has_header`` is whether the header stands in the file. The error names the
+    ``likely_cause``.
     """
     n_columns = len(sheet.header)
     expected = f"but the header has {n_columns}"
@@ -287,8 +302,8 @@ def _refuse_ragged(sheet: Sheet, *, has_header: bool) -> None:
             noun = "field" if len(row) == 1 else "fields"
             raise UserError(
                 f"{sheet.file}: row at line {sheet.lines[row_number]}: has {len(row)} "
-                f"{noun}, {expected}: the file is truncated, or a "
-                "comma is missing or stray: correct the row"
+                f"{noun}, {expected}: the file is truncated, or {likely_cause}: correct "
+                "the row"
             )
 
 
@@ -366,9 +381,12 @@ class Column:
         for row, cell in enumerate(cells):
             try:
                 values[row] = parse(cell)
+            except OverflowError:
+                problem = f"{shown(cell)} is too large: write at most {MOST_WHOLE:g}"
+                sheet.fail(row, self.name, problem)
             except (ArithmeticError, ValueError):
-                # Decimal raises an ArithmeticError for a cell that is no number, and numpy
-                # for an integer beyond 64 bits. Other types raise ValueError.
+                # Decimal raises an ArithmeticError for a cell that is no number. Other types
+                # raise ValueError.
                 if cell.strip():
                     problem = f"{shown(cell)} {kind.problem}"
                 else:
