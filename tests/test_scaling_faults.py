@@ -503,7 +503,7 @@ def test_other_numbers_of_gpus_on_a_node_have_no_time_of_messages() -> None:
 
 def test_hosts_with_several_numbers_of_gpus_are_listed_as_they_are() -> None:
     uneven = all_reduces(3).assign(ranks=8)
-    assert "8 on 3 nodes" in refused(collectives=uneven)
+    assert "8 GPUs on 3 nodes" in refused(collectives=uneven)
 
 
 def test_gradients_need_a_table_of_all_reduces() -> None:
@@ -560,6 +560,13 @@ def single_steps(first_number: int, factors: list[float]) -> pd.DataFrame:
 
 def test_a_row_with_the_number_of_a_first_step_is_a_launch() -> None:
     assert "further steps" in refused(steps=single_steps(0, [30.0]))
+    # A count that was measured is not lost without a word.
+    later = single_steps(0, [30.0, 1.0])
+    for gpus, nodes in COUNTS:
+        is_count = (later["gpus"] == gpus) & (later["nodes"] == nodes)
+        steps = later[~is_count | (later["step"] == 0)]
+        text = refused(steps=steps)
+        assert text.startswith(f"{gpus} GPU") and "further steps" in text
     # A job of such a row alone leaves the count to other jobs.
     steps = table_of(COUNTS, step=7)
     launch = table_of({(32, 8): 33.0}, step=0).assign(job="launch")

@@ -246,7 +246,8 @@ def _refuse_wrong_combination(arguments: argparse.Namespace) -> None:
         )
     if not (arguments.model or arguments.profile):
         raise UserError(
-            "give --model, whose training is measured, or --profile and --collectives"
+            "give --model, whose training is measured, or --profile and --collectives (or "
+            "--cost)"
         )
     if arguments.model:
         _refuse_options_of_tables(arguments)
@@ -280,11 +281,19 @@ _ALSO_WITH_MODEL = ("--ranks", "--accumulate")
 
 def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
     """Raise UserError for an option without an effect where tables are given."""
-    refuse_given(
-        arguments,
-        _OPTIONS_OF_MEASURING,
-        "has an effect with --model only, and tables are not measured",
-    )
+    given = _given_options(arguments, _OPTIONS_OF_MEASURING)
+    # All of these are refused at once, so that the user can mend the command in one step.
+    if given:
+        verb, pronoun = ("has", "it") if len(given) == 1 else ("have", "them")
+        raise UserError(
+            f"{' and '.join(given)} {verb} an effect with --model only, and tables are not "
+            f"measured: leave {pronoun} out"
+        )
+
+
+def _given_options(arguments: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """Return those of some options that the user has given, with dashes."""
+    return [option_of(name) for name in names if name in arguments.given_names]
 
 
 def _refuse_options_of_tables(arguments: argparse.Namespace) -> None:
@@ -345,18 +354,15 @@ def origin() -> dict[str, str]:
 
 def _refuse_model_for_sharded(arguments: argparse.Namespace) -> None:
     """Raise UserError unless tables are given, from which sharded training is predicted."""
-    if arguments.model:
-        # All of these are refused at once, so that the user can mend the command in one step.
-        refused = ["model", *_OPTIONS_OF_MEASURING]
-        given = [option_of(name) for name in refused if name in arguments.given_names]
-        raise UserError(
-            "advise --strategy fsdp predicts from tables: give --profile and --collectives, "
-            f"and leave {' and '.join(given)} out"
-        )
-    if not arguments.profile:
-        raise UserError(
-            "advise --strategy fsdp predicts from tables: give --profile and --collectives"
-        )
+    if arguments.profile and not arguments.model:
+        return
+    # All of these are refused at once, so that the user can mend the command in one step.
+    given = _given_options(arguments, ["model", *_OPTIONS_OF_MEASURING])
+    further = f", and leave {' and '.join(given)} out" if given else ""
+    raise UserError(
+        "advise --strategy fsdp predicts from tables: give --profile and --collectives"
+        f"{further}"
+    )
 
 
 def _specs_of_user(text: str | None) -> list[str]:
@@ -458,7 +464,7 @@ def _cost_without_intervals(arguments: argparse.Namespace) -> UserError:
     files = " and ".join(map(str, arguments.collectives))
     return UserError(
         f"{files}: has times of too few sizes for the intervals that an advice needs: "
-        "measure at least 4 sizes, or each size at least 4 times"
+        "measure at least 3 sizes, or each size at least 4 times"
     )
 
 

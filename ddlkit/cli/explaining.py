@@ -104,15 +104,25 @@ WHAT_TO_DO = {
 )
 def explain(arguments: argparse.Namespace) -> None:
     """Run the command ``ddlkit explain``."""
+    from ddlkit.model.explanation import SlowReferenceError
     from ddlkit.model.explanation import explain as explain_traces
 
     _refuse_wrong_options(arguments)
     reference = None
     if arguments.collectives:
-        reference = _reference(arguments.collectives, len(arguments.traces))
-    explanation = explain_traces(
-        arguments.traces, iterations=arguments.iterations, reference=reference
-    )
+        try:
+            reference = _reference(arguments.collectives, len(arguments.traces))
+        except _OtherRanksError:
+            # If a trace is missing, the number of traces is wrong, and not that of the reference.
+            # This refuses the traces then.
+            explain_traces(arguments.traces, iterations=arguments.iterations)
+            raise
+    try:
+        explanation = explain_traces(
+            arguments.traces, iterations=arguments.iterations, reference=reference
+        )
+    except SlowReferenceError as error:
+        raise UserError(f"--collectives {arguments.collectives}: {error}") from None
     if arguments.json:
         show(explanation.to_dict(), as_json=True)
     else:
@@ -143,36 +153,52 @@ def _refuse_wrong_options(arguments: argparse.Namespace) -> None:
         )
 
 
+class _OtherRanksError(UserError):
+    """A reference between another number of ranks than there are traces."""
+
+
 def _reference(path: Path, ranks: int) -> Any:
     """Return the cost of all-reduces between ``ranks`` ranks, from a file of message times.
 
     The cost runs through the measured medians, so that no form has to be chosen. Raises
-    UserError for a file that does not say between how many ranks its times were measured.
+    _OtherRanksError for a file of times between other numbers of ranks, and UserError for a file
+    that does not say between how many ranks its times were measured.
     """
     from ddlkit.core.fit import fit
+    from ddlkit.formats.benchmark_logs import CutLogError, SeveralTablesError
     from ddlkit.formats.messages import read_bytes_seconds
     from ddlkit.store.readers import NoSuchRowsError, SeveralValuesError
 
+    columns = "bytes, seconds and ranks"
     try:
         sizes, seconds, _facts_of_messages = read_bytes_seconds(
             path,
             collective="all_reduce",
             ranks=ranks,
-            if_ranks_unknown="give a CSV with the columns bytes, seconds and ranks",
+            if_ranks_unknown=f"give a CSV with the columns {columns}",
         )
-    except SeveralValuesError as error:
-        # ddlkit explain has no option to choose a link.
+    except (SeveralValuesError, SeveralTablesError) as error:
+        # ddlkit explain has no option to choose a link, or a table of a log.
         raise UserError(error.without_option) from None
+    except CutLogError as error:
+        raise UserError(error.with_columns(columns)) from None
     except NoSuchRowsError as error:
-        # The error about another column says all that the user needs.
-        if error.key != "ranks":
-            raise
+        if error.key == "ranks":
+            raise _OtherRanksError(
+                f"{path}: has times between {error.listed} ranks, and the traces are of "
+                f"{ranks}: give times between {ranks} ranks, or leave --collectives out"
+            ) from None
+        # Only these two columns have a wanted value. ddlkit explain has no option to choose a
+        # collective.
         raise UserError(
-            f"{path}: has times between {error.listed} ranks, and the traces are of "
-            f"{ranks}: give times between {ranks} ranks, or leave --collectives out"
+            f"{path}: has times of {error.listed}, not of all_reduce: give times of all_reduce, "
+            "or leave --collectives out"
         ) from None
-    # Without draws the cost has no interval, which is not needed here.
-    return fit("table", sizes, seconds, draws=0, workers=ranks).cost
+    try:
+        # Without draws the cost has no interval, which is not needed here.
+        return fit("table", sizes, seconds, draws=0, workers=ranks).cost
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 # -- the screen ------------------------------------------------------------------------

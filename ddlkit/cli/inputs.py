@@ -1823,6 +1823,12 @@ def is_sharded(arguments: argparse.Namespace) -> bool:
         # The command advise has no --no-reshard.
         if getattr(arguments, name, False):
             option = option_of(name)
+            # Only the command advise has --model, with which buckets are measured.
+            if getattr(arguments, "model", None):
+                raise UserError(
+                    f"{option} is only for --strategy fsdp, which takes no --model: leave "
+                    f"{option} out"
+                )
             raise UserError(
                 f"{option} is only for --strategy fsdp: give that as well, or leave "
                 f"{option} out"
@@ -2070,5 +2076,5 @@ def _refuse_options_of_ddp(arguments: argparse.Namespace) -> None:
     refuse_given(
         arguments,
         _NOT_SHARDED,
-        "has no effect with --strategy fsdp, whose simulation leaves it out",
+        "has no effect with --strategy fsdp",
     )

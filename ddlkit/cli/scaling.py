@@ -166,15 +166,20 @@ def _predicted(arguments: argparse.Namespace, steps: DataFrame) -> Scaling:
     ``steps`` has the rows of the file of --steps. An error of the prediction names the files
     of measurements.
     """
+    from ddlkit.formats.benchmark_logs import SeveralTablesError
     from ddlkit.formats.kernel_sums import read_kernel_sums
     from ddlkit.formats.node_tables import read_node_tables
     from ddlkit.model.scaling import scale as predict_scaling
 
     collectives = None
     if arguments.collectives:
-        collectives = read_node_tables(
-            arguments.collectives, collective=arguments.collective
-        )
+        try:
+            collectives = read_node_tables(
+                arguments.collectives, collective=arguments.collective
+            )
+        except SeveralTablesError as error:
+            # ddlkit scale has no option to choose a table of a log.
+            raise UserError(error.without_option) from None
     kernels = None
     if arguments.kernels:
         kernels = read_kernel_sums(arguments.kernels)
@@ -239,21 +244,24 @@ def _doubts_of_unit(steps: DataFrame, file: Path) -> list[str]:
 def _measured_files(arguments: argparse.Namespace) -> str:
     """Return the files of measurements as an error names them.
 
-    These are the file of --steps and the first of --collectives, with the number of the
-    others.
+    These are the file of --steps, the first of --collectives with the number of the others, and
+    the file of --kernels.
     """
+    files = [str(arguments.steps)]
     tables = arguments.collectives or []
-    if not tables:
-        return str(arguments.steps)
-    further = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
-    return f"{arguments.steps}, with {tables[0]}{further}"
+    if tables:
+        further = f" and {len(tables) - 1} more" if len(tables) > 1 else ""
+        files.append(f"{tables[0]}{further}")
+    if arguments.kernels:
+        files.append(str(arguments.kernels))
+    return ", with ".join(files)
 
 
 def _workload(arguments: argparse.Namespace) -> Any:
     """Return the `Workload` with the gradients, None if no option gives them."""
     if arguments.profile:
         from ddlkit.store import read_profile
-        from ddlkit.store.readers import SeveralValuesError
+        from ddlkit.store.readers import NoForwardError, SeveralValuesError
 
         try:
             profile = read_profile(
@@ -264,6 +272,9 @@ def _workload(arguments: argparse.Namespace) -> Any:
             if error.key == "ranks":
                 raise UserError(error.without_option) from None
             raise
+        except NoForwardError as error:
+            # It has no option --forward-s either.
+            raise UserError(error.without_option) from None
         return profile.workload()
     if arguments.trace:
         return _workload_of_trace(arguments.trace)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -734,6 +734,65 @@ def _head(line: str) -> tuple[Layout, list[str]] | None:
     return None
 
 
+class SeveralTablesError(UserError):
+    """A log of several tables, of which the user has to choose one, or of which none fits.
+
+    Parameters
+    ----------
+    problem : str
+        What is wrong, without advice.
+    with_option : str
+        The advice of a command that has an option --table.
+    without_option : str
+        The advice of a command that has no such option.
+
+    Attributes
+    ----------
+    without_option : str
+        The error for a command that has no option --table.
+    """
+
+    def __init__(self, problem: str, with_option: str, without_option: str) -> None:
+        self.without_option = f"{problem}: {without_option}"
+        super().__init__(f"{problem}: {with_option}")
+
+
+class CutLogError(UserError):
+    """A log that breaks off before its end.
+
+    Parameters
+    ----------
+    file : str
+        The log, as errors name it.
+
+    Attributes
+    ----------
+    problem : str
+        What is wrong, without advice.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.problem = (
+            f"{file}: no '# Avg bus bandwidth' after the rows: the log is cut"
+        )
+        super().__init__(self.with_columns("bytes and seconds"))
+
+    def with_columns(self, columns: str) -> str:
+        """Return the error for a command that reads a CSV of other columns.
+
+        Parameters
+        ----------
+        columns : str
+            The names of the columns, in words.
+
+        Returns
+        -------
+        str
+            The error, whose advice names these columns.
+        """
+        return f"{self.problem}: get all of it, or make a CSV of {columns}"
+
+
 def read_log(
     tables: list[Table],
     file: str,
@@ -827,13 +886,10 @@ def _message_times(
 
 
 def _refuse_cut(table: Table, file: str) -> None:
-    """Raise UserError if rows of a table may be missing at its end."""
+    """Raise CutLogError if rows of a table may be missing at its end."""
     # Only nccl-tests prints a last line that shows this. Its tables are those with rates.
     if table.has_rates and not table.is_whole:
-        raise UserError(
-            f"{file}: no '# Avg bus bandwidth' after the rows: the log is cut: get all of "
-            "it, or make a CSV of bytes and seconds"
-        )
+        raise CutLogError(file)
 
 
 def _refuse_out_of_bounds(table: Table, file: str) -> None:
@@ -891,7 +947,9 @@ def _decided_collective(
         raise UserError(
             f"{file}: does not name its collective: give --collective {listed}"
         )
-    raise UserError(f"{file}: has times of {listed}, not of {wanted}")
+    raise UserError(
+        f"{file}: has times of {listed}, not of {wanted}: give times of {wanted}"
+    )
 
 
 def _no_collective_possible(table: Table, file: str, ranks: int) -> UserError:
@@ -923,8 +981,9 @@ def _chosen_table(
     and of the number of ``ranks``. A ``collective`` of "", and ``ranks`` of 0, fit every
     table.
 
-    Raises UserError, with a list of tables, if there is no table of that number, or if
-    several tables are given without a number and not exactly one of them fits.
+    Raises UserError, with a list of tables, if there is no table of that number. Raises
+    SeveralTablesError if several tables are given without a number and not exactly one of them
+    fits.
     """
     if number is not None and 1 <= number <= len(tables):
         return tables[number - 1]
@@ -954,15 +1013,17 @@ def _chosen_table(
     if not fitting:
         wanted = {"collective": collective, "ranks": ranks}
         given = [f"--{name} {value}" for name, value in wanted.items() if value]
-        raise UserError(
-            f"{file}: none of its {len(tables)} tables fits {' and '.join(given)} "
-            f"({'; '.join(described)}): leave {' and '.join(given)} out, and choose a table "
-            "with --table N"
+        options = " and ".join(given)
+        raise SeveralTablesError(
+            f"{file}: none of its {len(tables)} tables ({'; '.join(described)}) fits {options}",
+            with_option=f"leave {options} out, and choose a table with --table N",
+            without_option="give a log that has such a table",
         )
     offered = [described[position] for position in fitting]
-    raise UserError(
-        f"{file}: has {len(tables)} tables ({'; '.join(offered)}): choose one with "
-        "--table N"
+    raise SeveralTablesError(
+        f"{file}: has {len(tables)} tables ({'; '.join(offered)})",
+        with_option="choose one with --table N",
+        without_option="keep only one of them in the file",
     )
 
 

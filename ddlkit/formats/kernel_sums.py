@@ -8,13 +8,15 @@ of a kernel includes waiting for the slowest rank.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlkit.core.errors import UserError
 from ddlkit.formats.benchmark_rows import BY_SPELLING
 from ddlkit.store import files
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import Column, Schema, read_sheet
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -27,7 +29,14 @@ _NAMES = {
     "minimumns": "least_ns",
     "name": "name",
 }
-_COLUMNS = ("instances", "total_ns", "least_ns", "name")
+_NSYS_NAMES = {
+    "instances": "Instances",
+    "total_ns": "Total Time (ns)",
+    "least_ns": "Min (ns)",
+    "name": "Name",
+}
+"""The name in a file of nsys of each column that is needed."""
+_COLUMNS = tuple(_NSYS_NAMES)
 _SCHEMA = Schema(
     "kernels",
     (
@@ -71,16 +80,22 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     # nsys prints lines about its progress before the table, which begins with its head.
     heads = [row for row, line in enumerate(lines) if _is_head(line)]
     if not heads:
-        raise UserError(f"{file}: has no sums of kernels: {_ADVICE}")
+        raise UserError(f"{file}: {_why_no_head(lines)}: {_ADVICE}")
     n_before = heads[0]
     sheet = read_sheet("".join(lines[n_before:]), file)
     # `sheet.lines` counts from the head of the table, and errors count from the first line
     # of the file.
     numbers = [number + n_before for number in sheet.lines]
-    # "Total Time (ns)" becomes "total_ns", for example. Other columns keep their names, and
-    # are left out of the frame, as `exact=False` asks.
-    header = tuple(_NAMES.get(_only_letters(name), name) for name in sheet.header)
-    frame = _SCHEMA.frame(Sheet(file, header, numbers, sheet.rows), exact=False)
+    # Columns are read by the names that they have in the file, such as "Total Time (ns)", so that
+    # errors have these names. Other columns are left out of the frame, as `exact=False` asks.
+    name_in_file = {_column_of(name): name for name in sheet.header}
+    columns = [
+        replace(column, name=name_in_file[column.name]) for column in _SCHEMA.columns
+    ]
+    schema = replace(_SCHEMA, columns=tuple(columns))
+    frame = schema.frame(replace(sheet, lines=numbers), exact=False)
+    # "Total Time (ns)" becomes "total_ns", for example.
+    frame = frame.rename(columns=_column_of)
     return frame.drop(columns=["total_ns", "least_ns"]).assign(
         total_s=frame["total_ns"] / 1e9,
         least_s=frame["least_ns"] / 1e9,
@@ -94,10 +109,29 @@ def _only_letters(name: str) -> str:
     return re.sub("[^a-z]", "", name.lower())
 
 
+def _column_of(name: str) -> str:
+    """Return which of `_COLUMNS` a column of the file is, "" if none."""
+    return _NAMES.get(_only_letters(name), "")
+
+
 def _is_head(line: str) -> bool:
     """Return whether a line is the header of the table: it names all needed columns."""
-    names = {_NAMES.get(_only_letters(name), "") for name in line.split(",")}
-    return set(_COLUMNS) <= names
+    return not _missing_columns(line)
+
+
+def _missing_columns(line: str) -> list[str]:
+    """Return the needed columns that a line does not name, as nsys calls them."""
+    present = {_column_of(name) for name in line.split(",")}
+    return [_NSYS_NAMES[column] for column in _COLUMNS if column not in present]
+
+
+def _why_no_head(lines: Sequence[str]) -> str:
+    """Return what is wrong with a file in which no line is the header of the table, in words."""
+    missing = min(map(_missing_columns, lines), key=len, default=_COLUMNS)
+    # A line that names half of the needed columns is taken as an incomplete header.
+    if 2 * len(missing) > len(_COLUMNS):
+        return "has no sums of kernels"
+    return f"the table of kernels has no column {' and no column '.join(missing)}"
 
 
 def _collective(kernel: str) -> str:

@@ -79,7 +79,8 @@ def read_bytes_seconds(
     wanted = {"collective": collective, "link": link, "ranks": ranks}
     # ``note`` says why the times of one place alone were taken, if the caller chose none. It
     # is "" in all other cases.
-    source, frame, note = _messages(path, options)
+    columns = "bytes, seconds and ranks" if if_ranks_unknown else "bytes and seconds"
+    source, frame, note = _messages(path, options, columns=columns)
     # Readers fill the column "ranks" only if the file states the number. The reader of
     # `benchmark_logs` alone also fills it with ``ranks`` of the caller.
     if if_ranks_unknown and "ranks" not in frame:
@@ -194,11 +195,13 @@ def _ranks_unknown(path: Path, advice: str) -> UserError:
     )
 
 
-def _messages(path: Path, options: MessageOptions) -> MessageTimes:
+def _messages(
+    path: Path, options: MessageOptions, columns: str = "bytes and seconds"
+) -> MessageTimes:
     """Return the times of a recorded table, or of a file of any format.
 
     The source of a recorded table is "recorded". Raises UserError if no format fits, or
-    if the file is damaged or is a pack.
+    if the file is damaged or is a pack. ``columns`` are those that a CSV needs, in words.
     """
     file = str(path)
     # A table that ddlkit recorded has a stamp, a file that says where its rows come from.
@@ -213,15 +216,15 @@ def _messages(path: Path, options: MessageOptions) -> MessageTimes:
     check_cells(text, "\n", file)
     reader = readers.first_match(readers.MESSAGE_TIMES, text)
     if reader is None:
-        raise _no_message_times(text, file)
+        raise _no_message_times(text, file, columns)
     return reader.read(text, file, options)
 
 
-def _no_message_times(text: str, file: str) -> UserError:
+def _no_message_times(text: str, file: str, columns: str) -> UserError:
     """Return the error for a file that is of no format of message times.
 
-    It quotes the first and the last line of the file. JSON is refused here for reasons of
-    its own.
+    It quotes the first and the last line of the file. ``columns`` are those that a CSV needs, in
+    words. JSON is refused here for reasons of its own.
     """
     size_time_csv.refuse_json(text, file)
     first_line, _, _ = text.strip().partition("\n")
@@ -239,7 +242,7 @@ def _no_message_times(text: str, file: str) -> UserError:
     if other_test:
         problem = f"is of the test {other_test}, without average times of a collective"
     return UserError(
-        f"{file}: {problem}: give a CSV with the columns bytes and seconds, or a log of "
+        f"{file}: {problem}: give a CSV with the columns {columns}, or a log of "
         "nccl-tests or another benchmark (ddlkit fit --help lists them); its first line "
         f"is {shown(first_line)}, and its last line {shown(last_line)}"
     )

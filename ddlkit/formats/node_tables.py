@@ -12,12 +12,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError
 from ddlkit.formats import benchmark_logs, size_time_csv
-from ddlkit.formats.benchmark_rows import rows_of_place
+from ddlkit.formats.benchmark_rows import collective_named, rows_of_place
 from ddlkit.formats.contract import MessageOptions
 from ddlkit.store import files
-from ddlkit.store.sheet import Column, Schema, Sheet, read_sheet
+from ddlkit.store.sheet import (
+    Column,
+    Schema,
+    Sheet,
+    columns_in_words,
+    read_sheet,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -34,6 +41,8 @@ COLUMNS = (
 )
 """The columns of `read_node_tables`."""
 
+_COLUMNS_OF_CSV = "bytes, seconds, ranks and nodes"
+"""The columns that a user's own table needs, in words."""
 _NODES_NAMES = frozenset({"nodes", "num_nodes", "n_nodes", "nnodes", "hosts"})
 _EXTRA = Schema(
     "collectives by number of nodes",
@@ -72,7 +81,8 @@ def read_node_tables(
     ------
     UserError
         If a file is wrong, if its nodes or ranks are not known, if the collective of a log is
-        not known, or if a file has times of other collectives alone.
+        not known, or if a file has times of other collectives alone, or of collectives that are
+        not predicted.
     """
     import pandas as pd
 
@@ -83,7 +93,8 @@ def read_node_tables(
         if benchmark_logs.matches(text):
             table = _of_log(text, file, collective)
         else:
-            table = _of_collective(_of_csv(text, file), file, collective)
+            table = _of_collective(_of_csv(text, file), text, file, collective)
+        _refuse_unpredicted(table, text, file)
         tables.append(table.assign(file=file)[[*COLUMNS]])
     return pd.concat(tables, ignore_index=True)
 
@@ -97,7 +108,10 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     # `read_log` refuses a log in which several tables fit. Of the only one, ``rows`` has the
     # times, and ``table`` has what the lines above it state of the run, such as the hosts.
     tables = benchmark_logs.read_tables(text, file)
-    rows, table = benchmark_logs.read_log(tables, file, collective=collective or "")
+    try:
+        rows, table = benchmark_logs.read_log(tables, file, collective=collective or "")
+    except benchmark_logs.CutLogError as error:
+        raise UserError(error.with_columns(_COLUMNS_OF_CSV)) from None
     # nccl-tests times collectives in place (the result over the input) and out of place. All
     # rows stay, unless the times of the two clearly differ. Then only the rows in place
     # stay, because a training works in place.
@@ -106,7 +120,7 @@ def _of_log(text: str, file: str, collective: str | None) -> DataFrame:
     if not table.nodes:
         raise UserError(
             f"{file}: does not list the host of each rank, so its number of nodes is not known: "
-            "give a CSV with the columns bytes, seconds, ranks and nodes"
+            f"give a CSV with the columns {_COLUMNS_OF_CSV}"
         )
     # In a user's own table, `settings` is any text on the settings of a run. A log has no
     # such text, for which "" stands.
@@ -117,16 +131,18 @@ def _of_csv(text: str, file: str) -> DataFrame:
     """Return the times of a user's own table that has a column of nodes.
 
     The table may have columns of NCCL versions and of settings, too, which are "" in the
-    result if it has none. Raises UserError if the table has no number of ranks or is wrong.
+    result if it has none. Raises UserError if the table has no number of nodes or of ranks, or is
+    wrong.
     """
     import pandas as pd
 
     if not size_time_csv.matches(text):
         raise UserError(
-            f"{file}: neither a log of nccl-tests nor a CSV with the columns bytes, seconds, "
-            "ranks and nodes: give one of these"
+            f"{file}: neither a log of nccl-tests nor a CSV with the columns {_COLUMNS_OF_CSV}: "
+            "give one of these"
         )
     sheet = read_sheet(text, file)
+    _refuse_missing_columns(sheet)
     # The columns of nodes, NCCL versions and settings are read here. `size_time_csv` reads
     # all others, which `lines_of_others` has as lines of CSV, the header first.
     extra = _extra_columns(sheet)
@@ -141,19 +157,32 @@ def _of_csv(text: str, file: str) -> DataFrame:
         part = size_time_csv.read(csv_of_part, file, MessageOptions()).rows
         nodes, nccl, settings = key
         tables.append(part.assign(nodes=nodes, nccl=nccl, settings=settings))
-    table = pd.concat(tables, ignore_index=True)
-    if "ranks" not in table:
+    return pd.concat(tables, ignore_index=True)
+
+
+def _refuse_missing_columns(sheet: Sheet) -> None:
+    """Raise UserError unless a user's own table has columns of nodes and of ranks."""
+    missing = []
+    if not any(_in_letters(name) in _NODES_NAMES for name in sheet.header):
+        missing.append("nodes")
+    if not size_time_csv.has_ranks(sheet):
+        missing.append("ranks (the number of GPUs that exchange messages)")
+    if missing:
+        pronoun = "it" if len(missing) == 1 else "them"
         raise UserError(
-            f"{file}: has no column ranks, the number of GPUs that exchange messages: add it"
+            f"{sheet.file}: has no column {' and no column '.join(missing)}: add {pronoun} (the "
+            f"columns of the file are {columns_in_words(sheet.header)})"
         )
-    return table
 
 
-def _of_collective(table: DataFrame, file: str, collective: str | None) -> DataFrame:
+def _of_collective(
+    table: DataFrame, text: str, file: str, collective: str | None
+) -> DataFrame:
     """Return the rows of a user's own table that are of a collective, or all if it is None.
 
     A table without a column of collectives is all of ``collective``, or of all-reduces if that is
-    None. Raises UserError if the table names other collectives alone.
+    None. Raises UserError if the table names other collectives alone. ``text`` is the content of
+    the file, in whose spelling the error names them.
     """
     if "collective" not in table:
         return table.assign(collective=collective or "all_reduce")
@@ -161,12 +190,46 @@ def _of_collective(table: DataFrame, file: str, collective: str | None) -> DataF
         return table
     rows = table[table["collective"] == collective]
     if rows.empty:
-        present = ", ".join(sorted(table["collective"].unique()))
+        present = sorted(table["collective"].unique())
+        remedy = f"give a table of {collective}"
+        # A collective that is not predicted is no choice.
+        predicted = [name for name in present if name in COLLECTIVES]
+        if predicted:
+            remedy = f"choose {' or '.join(predicted)} by --collective, or {remedy}"
+        spelled = ", ".join(_as_spelled(name, text) for name in present)
         raise UserError(
-            f"{file}: has times of {present}, not of {collective}: leave --collective out, or "
-            f"give a table of {collective}"
+            f"{file}: has times of {spelled}, not of {collective}: {remedy}"
         )
     return rows
+
+
+def _refuse_unpredicted(table: DataFrame, text: str, file: str) -> None:
+    """Raise UserError if a table has times of collectives that are not predicted.
+
+    ``text`` is the content of the file, in whose spelling the error names these collectives.
+    """
+    present = table["collective"].unique()
+    unpredicted = sorted(set(present) - set(COLLECTIVES))
+    if not unpredicted:
+        return
+    predicted = [name for name in COLLECTIVES if name in present]
+    remedy = f"give times of {' or '.join(COLLECTIVES)}"
+    if predicted:
+        remedy = (
+            f"choose {' or '.join(predicted)} by --collective, or leave these rows out"
+        )
+    spelled = ", ".join(_as_spelled(name, text) for name in unpredicted)
+    raise UserError(
+        f"{file}: has times of {spelled}, which are not predicted: {remedy}"
+    )
+
+
+def _as_spelled(collective: str, text: str) -> str:
+    """Return the first spelling of a collective in a text, or its name if it has none there."""
+    for word in re.findall(r"\w+", text):
+        if collective_named(word) == collective:
+            return str(word)
+    return collective
 
 
 def _csv_of_rows(
@@ -199,8 +262,7 @@ def _in_letters(name: str) -> str:
 def _extra_columns(sheet: Sheet) -> DataFrame:
     """Return the columns ``nodes``, ``nccl`` and ``settings`` of each row.
 
-    The column of nodes may have another name in the file. Raises UserError if there is
-    none.
+    The column of nodes may have another name in the file.
     """
     header = []
     for name in sheet.header:

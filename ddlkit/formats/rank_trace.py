@@ -421,8 +421,8 @@ def _refuse_summed_gradients(trace: KinetoTrace, iteration: TracedIteration) -> 
     if iteration.repeats_forward():
         raise UserError(
             f"{trace.source}: iteration {iteration.number} runs forward again after "
-            "backward began (gradients are summed up?): explain reads iterations of one "
-            "forward and one backward"
+            "backward began (gradients are summed up?): record a training of one forward and "
+            "one backward in each iteration, without gradient accumulation"
         )
 
 

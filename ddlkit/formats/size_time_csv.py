@@ -451,6 +451,22 @@ def _known_collective(cell: str) -> str:
     return BY_SPELLING.get(plain, "")
 
 
+def has_ranks(sheet: Sheet) -> bool:
+    """Return whether a table says between how many ranks its times were measured.
+
+    Parameters
+    ----------
+    sheet : Sheet
+        The table.
+
+    Returns
+    -------
+    bool
+        True if it has a column "ranks", or just one column with another name for it.
+    """
+    return "ranks" in _with_known_ranks(sheet).header
+
+
 def _with_known_ranks(sheet: Sheet) -> Sheet:
     """Return a sheet whose number of ranks is in a column "ranks".
 

@@ -30,8 +30,10 @@ _SCHEMA = Schema(
         Column("nodes", "int", "non_negative"),
         Column("job", "str", "named"),
         Column("step_s", "float", "positive"),
-        # `read_steps` drops a column of defaults, so that it is known what a file has.
-        Column("step", "int", "non_negative", default="0"),
+        # `read_steps` drops a column of defaults, so that it is known what a file has. A default
+        # of 0 would make the error about an empty cell advise to write 0, which is the number of
+        # the launch.
+        Column("step", "int", "non_negative", default="1"),
         Column("samples", "float", "positive", default="1"),
         Column("nccl", "str", default=""),
         Column("settings", "str", default=""),

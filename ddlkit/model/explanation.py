@@ -90,6 +90,12 @@ MOST_REFERENCE = 1.3
 It is above 1 because messages of a training can be faster than those of the reference: a
 link that is limited by a token bucket saves up tokens while it rests between iterations.
 """
+OTHER_UNIT_TIMES = 50.0
+"""A reference by which messages take longer by more than this factor is taken as of another unit.
+
+This is a choice. Milliseconds that are taken as seconds make a factor of 1000, and a machine that
+is not idle seldom makes one above 10.
+"""
 LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
 LEAST_JUDGED = 4
@@ -1311,8 +1317,12 @@ def _of_gradients(training: TracedTraining) -> np.ndarray:
     return np.array(of_gradients)
 
 
+class SlowReferenceError(UserError):
+    """A reference by which messages take longer than in the traces."""
+
+
 def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> None:
-    """Raise UserError if messages take longer by the reference than in the trace.
+    """Raise SlowReferenceError if messages take longer by the reference than in the trace.
 
     The reference is their cost on the idle machine, where nothing else ran beside them. It
     should be no more than the time in the trace, for which `MOST_REFERENCE` allows some
@@ -1325,10 +1335,13 @@ def _refuse_slow_reference(training: TracedTraining, reference: MessageCost) -> 
     reference_s = np.asarray(reference(sizes))
     ratio = float(reference_s.sum() / traced_s.sum())
     if ratio > MOST_REFERENCE:
-        raise UserError(
-            f"--collectives: by this reference the messages take {ratio:.2f} times as "
-            "long as in the trace, although nothing else ran beside them: measure it on "
-            "the same machines and ranks while they are idle"
+        advice = "measure the times between the same ranks on the same machines, while these are idle"
+        if ratio > OTHER_UNIT_TIMES:
+            advice = "check that the times are in seconds"
+        raise SlowReferenceError(
+            f"by these times, the messages of the traces take {ratio:.2f} times as long as in the "
+            "traces, although nothing else should have run while the times were measured: "
+            f"{advice}"
         )
 
 
@@ -1674,7 +1687,10 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
         If the training had one rank only, or if the trace lacks one of ``iterations``.
     """
     if trace.ranks == 1:
-        raise UserError(f"{trace.source}: a training of one rank sends no messages")
+        raise UserError(
+            f"{trace.source}: a training of one rank sends no messages: give the traces of a "
+            "training of two or more ranks"
+        )
     # The trace is replayed as if this rank had trained alone. No message then waits for
     # another rank, so that all waiting counts as time of messages, and is gained if these
     # take none. One iteration is enough for bounds.

@@ -170,12 +170,10 @@ class NodeCosts:
                     f"the collectives were measured on 1 node alone with the {gpus} GPUs on "
                     f"each node of the training: {advice}"
                 )
-            # The GPUs on each node of the tables, such as "8, 16". The error has them behind
-            # "the tables of collectives", without a second "have".
             of_tables = ", ".join(sorted({_per_node(table) for table in self.tables}))
             raise UserError(
                 f"the training has {gpus} GPUs on each node, and the tables of collectives "
-                f"{of_tables}: {advice}"
+                f"have {of_tables}: {advice}"
             )
         return NodeCosts(matching)
 
@@ -413,10 +411,11 @@ def _refuse_one_size(table: NodeTable) -> None:
 
 
 def _per_node(table: NodeTable) -> str:
-    """Return the GPUs on each node, or all GPUs and nodes if nodes differ in their GPUs."""
+    """Return the GPUs on each node in words, or on all nodes if these differ in their GPUs."""
     if table.ranks % table.nodes:
-        return f"{table.ranks} on {table.nodes} nodes"
-    return str(table.ranks // table.nodes)
+        return f"{table.ranks} GPUs on {table.nodes} nodes"
+    gpus = table.ranks // table.nodes
+    return f"{gpus} GPU on each" if gpus == 1 else f"{gpus} GPUs on each"
 
 
 def _refuse_too_many_nodes(anchor: NodeTable, nodes: int) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from ddlkit.core.errors import Finding, UserError
 from ddlkit.core.replay import MARK, POST, WAIT, Schedule, Segment, alone_s
-from ddlkit.core.units import format_bytes, format_seconds
+from ddlkit.core.units import format_seconds
 from ddlkit.core.workload import Floats
 from ddlkit.formats.rank_trace import Copy, Message, RankIteration, RankTrace
 
@@ -539,7 +539,8 @@ def _refuse_other_numbers(
 def _in_words(kind: MessageKind) -> str:
     """Return the description of a message for an error."""
     place = "in backward" if kind.in_backward else "outside of backward"
-    return f"{kind.collective} of {format_bytes(kind.n_bytes)} {place}"
+    # Two sizes that differ by a few bytes would be the same in a larger unit.
+    return f"{kind.collective} of {kind.n_bytes} bytes {place}"
 
 
 # -- segments and their work -----------------------------------------------------------

@@ -621,7 +621,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     the order of `_sorted_by_job`. The result has a new column ``is_one_step``, which says whether a
     row is one step of a job that has several rows. The only row of a job is taken as its mean step,
     unless the column ``step`` numbers it as a launch, which is then left out. What was left out is
-    added to ``findings``. Raises UserError if nothing but launches is given.
+    added to ``findings``. Raises UserError if nothing but launches is given on some number of GPUs.
     """
     job_number = steps["job_number"].to_numpy()
     # The index of the first row of each job, and how many rows it has.
@@ -646,6 +646,7 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
             "each job has its first step alone, which includes the launch: give further steps, or "
             "leave out the column step if a row is the mean step of a job"
         )
+    _refuse_launches_alone(steps, is_launch)
     if is_launch.any():
         text = (
             f"the first step of {_counted(int(is_launch.sum()), 'job')} with single steps is left out, "
@@ -655,6 +656,24 @@ def _without_launches(steps: DataFrame, findings: list[Finding]) -> DataFrame:
     # Slow steps soon after the launch are warm-up, and are left out as well.
     is_early = begins_with_launch & (position < WARM_UP_STEPS)
     return _without_warm_up(steps[~is_launch], is_early[~is_launch], findings)
+
+
+def _refuse_launches_alone(steps: DataFrame, is_launch: NDArray[np.bool_]) -> None:
+    """Raise UserError if some number of GPUs has nothing but launches, which are left out.
+
+    The user has measured these GPUs, and would otherwise miss them without a word. ``is_launch``
+    says of each row of ``steps`` whether it is the launch of a job.
+    """
+    counts = steps[["gpus", "nodes"]].assign(is_launch=is_launch)
+    has_launches_alone = counts.groupby(["gpus", "nodes"])["is_launch"].all()
+    if not has_launches_alone.any():
+        return
+    # idxmax returns the first such pair of GPUs and nodes.
+    gpus, nodes = has_launches_alone.idxmax()
+    raise UserError(
+        f"{_gpus(gpus)} on {_nodes(nodes)}: each job has its first step alone, which includes the "
+        "launch: give further steps, or leave out the column step if a row is the mean step of a job"
+    )
 
 
 def _begins_with_launch(
@@ -858,25 +877,26 @@ def _refuse_copies(jobs: Sequence[_Job], findings: list[Finding]) -> None:
 
 
 def _refuse_other_unit(jobs: Sequence[_Job]) -> None:
-    """Raise UserError for a job whose time is so far from the others' that its unit must differ.
+    """Raise UserError if two jobs' times are so far apart that one must have another unit.
 
     A job is one run of the training. No training takes longer by such a factor on one number of
     GPUs than on another.
     """
-    means_s = np.array([job.mean_s for job in jobs])
-    if means_s.max() <= MOST_TIMES_OTHER_STEP * means_s.min():
+    longest = max(jobs, key=_mean_s)
+    shortest = min(jobs, key=_mean_s)
+    if longest.mean_s <= MOST_TIMES_OTHER_STEP * shortest.mean_s:
         return
-    # The job whose time differs by the largest factor from the median is taken as the wrong one.
-    logs = np.log(means_s)
-    wrong = jobs[int(np.argmax(np.abs(logs - np.median(logs))))]
-    # "Over 100 times apart" in the text is true of the longest and the shortest mean. The two times
-    # that it names may be closer: of means of 1, 10 and 200 s, it names 200 s and 10 s.
     raise UserError(
-        f"the column step_s: a step of job {wrong.name} on {_gpus(wrong.gpus)} takes "
-        f"{units.format_seconds(wrong.mean_s)}, and of a typical job "
-        f"{units.format_seconds(float(np.median(means_s)))}, over {MOST_TIMES_OTHER_STEP:g} times "
-        "apart: is it not in seconds? convert it"
+        f"the column step_s: a step of job {longest.name} on {_gpus(longest.gpus)} takes "
+        f"{units.format_seconds(longest.mean_s)}, and of job {shortest.name} on "
+        f"{_gpus(shortest.gpus)} {units.format_seconds(shortest.mean_s)}, over "
+        f"{MOST_TIMES_OTHER_STEP:g} times apart: is one of them not in seconds? convert it"
     )
+
+
+def _mean_s(job: _Job) -> float:
+    """Return the mean step of a job, by which jobs are compared."""
+    return job.mean_s
 
 
 def _counted(number: int, noun: str) -> str:
@@ -1013,10 +1033,13 @@ def _refuse_unpredictable(measured: Sequence[Count], targets: Sequence[int]) -> 
     smallest = _smallest(measured)
     # With equally many samples per GPU, no step on more GPUs is this much shorter.
     if anchor.step_s < LEAST_WEAK_STEP * smallest.step_s:
+        # Equal samples in all steps may be those of a fixed batch, too, so that the column samples
+        # does not rule it out.
         raise UserError(
             f"a step on {_gpus(anchor.gpus)} takes {units.format_seconds(anchor.step_s)}, clearly less "
             f"than {units.format_seconds(smallest.step_s)} on {_gpus(smallest.gpus)}, as with a "
-            "fixed batch of all GPUs: measure all steps with the same number of samples per GPU"
+            "fixed batch of all GPUs: measure all steps with the same number of samples per GPU, or "
+            f"repeat the measurement on {_gpus(smallest.gpus)}"
         )
     most = scaling.MOST_TIMES * anchor.nodes
     if targets[-1] > most:
@@ -1633,12 +1656,12 @@ def _kernels_s(
         f"the kernels of NCCL took {units.format_seconds(kernels_s)}, longer than a step on "
         f"{_gpus(anchor.gpus)} ({units.format_seconds(anchor.step_s)})"
     )
-    # If the kernels of a single step took longer than the step, the user probably did not say in
-    # how many steps the kernels ran, and this number has its default of 1.
+    # If the kernels of a single step took longer than the step, they probably ran in more steps.
+    # The number of steps has a default of 1, which may also be what the user gave.
     if kernels_s > anchor.step_s and kernel_steps == 1:
         raise UserError(
-            f"{took}: say in how many steps of one GPU they ran by --kernel-steps (kernel_steps in "
-            "Python)"
+            f"{took}, taken as those of 1 step: give the number of steps of one GPU in which they "
+            "ran by --kernel-steps (kernel_steps in Python)"
         )
     # A number of steps that the user has given may be right, so there is only a warning.
     if kernels_s > anchor.step_s:

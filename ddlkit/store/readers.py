@@ -164,6 +164,31 @@ class SeveralValuesError(UserError):
             super().__init__(f"{problem}: choose one with --{option}")
 
 
+class NoForwardError(UserError):
+    """A user's profile that lacks the times of the forward pass.
+
+    Parameters
+    ----------
+    file : str
+        The file, as errors name it.
+    header : sequence of str
+        The names of its columns.
+
+    Attributes
+    ----------
+    without_option : str
+        The error for a command that has no option --forward-s.
+    """
+
+    def __init__(self, file: str, header: Sequence[str]) -> None:
+        problem = f"{file}: has no column forward_s, the time of the forward pass of each tensor"
+        advice = advice_on_missing_column("forward_s", header)
+        self.without_option = f"{problem}: {advice}"
+        super().__init__(
+            f"{problem}: give the time of the whole pass with --forward-s, or {advice}"
+        )
+
+
 def choose(
     frame: DataFrame,
     keys: tuple[str, ...],
@@ -452,17 +477,13 @@ def _users_profile(path: Path, *, needs_forward: bool) -> tuple[DataFrame, list[
 
 
 def _refuse_without_forward(sheet: Sheet) -> None:
-    """Raise UserError for a user's profile that lacks the times of forward.
+    """Raise NoForwardError for a user's profile that lacks the times of forward.
 
     A file that has times of backward is taken for a profile. A file without them passes here,
     and is refused by the schema.
     """
     if "backward_s" in sheet.header and "forward_s" not in sheet.header:
-        advice = advice_on_missing_column("forward_s", sheet.header)
-        raise UserError(
-            f"{sheet.file}: has no column forward_s, the time of the forward pass of each "
-            f"tensor: give the time of the whole pass with --forward-s, or {advice}"
-        )
+        raise NoForwardError(sheet.file, sheet.header)
 
 
 def _schema_with_defaults(defaults: Mapping[str, str]) -> Schema:

@@ -681,9 +681,11 @@ class Schema:
         needed = [column.name for column in self.columns if column.default is None]
         missing = [name for name in needed if name not in sheet.header]
         if 2 * len(missing) > len(needed):
+            _refuse_other_separator(sheet, needed)
             listed = columns_in_words(sheet.header)
+            noun = "column" if len(missing) == 1 else "columns"
             raise UserError(
-                f"{sheet.file}: is not {kind_in_words(self.name)}: it lacks the columns "
+                f"{sheet.file}: is not {kind_in_words(self.name)}: it lacks the {noun} "
                 f"{', '.join(missing)} (its columns are {listed})"
             )
 
@@ -791,6 +793,21 @@ _KINDS_IN_WORDS = {
     "timeline": "a recorded timeline",
 }
 """The kinds of tables that options of commands take, in words."""
+
+
+def _refuse_other_separator(sheet: Sheet, needed: Sequence[str]) -> None:
+    """Raise UserError for a sheet whose columns are separated by semicolons or tabs.
+
+    Its header is then a single cell, which names columns that are ``needed``.
+    """
+    if len(sheet.header) > 1:
+        return
+    for separator, in_words in ((";", "semicolons"), ("\t", "tabs")):
+        names = [name.strip() for name in sheet.header[0].split(separator)]
+        if len(names) > 1 and set(names) & set(needed):
+            raise UserError(
+                f"{sheet.file}: its columns are separated by {in_words}: separate them by commas"
+            )
 
 
 def kind_in_words(kind: str) -> str:
