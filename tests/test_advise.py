@@ -643,6 +643,17 @@ def test_sharded_advice_refuses_a_model_and_its_options_at_once(
     words = "advise --strategy fsdp --model mine.py:net --minutes 10s"
     assert cli.main(words.split()) == 2
     assert "leave --model and --minutes out" in capsys.readouterr().err
+    assert cli.main(["advise", "--strategy", "fsdp", "--minutes", "3"]) == 2
+    assert "leave --minutes out" in capsys.readouterr().err
+    for strategy in ("", "--strategy fsdp"):
+        words = (
+            f"advise {strategy} --profile p.csv --collectives c.csv --out x --lab 1gbit"
+        )
+        assert cli.main(words.split()) == 2
+        error = capsys.readouterr().err
+        assert "--out" in error and "--lab" in error
+    assert cli.main(["advise", "--model", "mine.py:net", "--units", "a"]) == 2
+    assert "give that as well" not in capsys.readouterr().err
     words = "advise --strategy fsdp --profile p.csv --collectives c.csv --units ;"
     assert cli.main(words.split()) == 2
     assert "--units ';'" in capsys.readouterr().err

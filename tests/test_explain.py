@@ -531,8 +531,15 @@ def refused(traces: list[RankTrace], *parts: str) -> None:
 def test_what_does_not_fit_together_is_refused() -> None:
     traces = traced(a_schedule(seed=4))
     messages = traces[1].iterations[5].messages
-    other = (*messages[:2], messages[2]._replace(n_bytes=7))
-    refused([traces[0], changed(traces[1], 5, messages=other), traces[2]], "rank 1")
+    # Sizes that differ by one byte would be the same in a larger unit.
+    n_bytes = messages[2].n_bytes
+    other = (*messages[:2], messages[2]._replace(n_bytes=n_bytes + 1))
+    refused(
+        [traces[0], changed(traces[1], 5, messages=other), traces[2]],
+        "rank 1",
+        str(n_bytes),
+        str(n_bytes + 1),
+    )
     refused(
         [traces[0], changed(traces[1], 5, messages=messages[:2]), traces[2]],
         "rank1.json",
@@ -1274,6 +1281,35 @@ def test_traces_without_shapes_are_refused(tmp_path: Path) -> None:
         paths[-1].write_bytes(gzip.compress(json.dumps(document).encode()))
     with pytest.raises(UserError):
         training_of([rank_trace(read_trace(path)) for path in paths])
+
+
+def test_a_reference_that_does_not_fit_is_named_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ROOT / "data" / "straggling" / "small"
+    traces = [str(trace) for trace in sorted(small.glob("rank*.json.gz"))]
+    n_ranks = len(traces)
+
+    def error(given: list[str], rows: list[str], header: str = "") -> str:
+        lines = [f"bytes,seconds,ranks{header}", *rows]
+        Path("times.csv").write_text("\n".join(lines) + "\n")
+        assert cli.main(["explain", *given, "--collectives", "times.csv"]) == 2
+        return capsys.readouterr().err
+
+    # If a trace is missing, the number of ranks of the reference is right.
+    of_all = [f"1024,0.001,{n_ranks}", f"1048576,0.002,{n_ranks}"]
+    assert "missing rank" in error(traces[:-1], of_all)
+    of_more = [f"1024,0.001,{n_ranks + 1}", f"1048576,0.002,{n_ranks + 1}"]
+    assert f"between {n_ranks} ranks" in error(traces, of_more)
+    # These milliseconds are in the column of seconds.
+    in_ms = [f"1024,100,{n_ranks}", f"1048576,500,{n_ranks}"]
+    text = error(traces, in_ms)
+    assert "times.csv" in text and "in seconds" in text
+    assert "times.csv" in error(traces, of_all[:1])
+    gathered = [f"{row},all_gather" for row in of_all]
+    text = error(traces, gathered, header=",collective")
+    assert "give times of all_reduce" in text and "--collective " not in text
 
 
 def test_the_page_of_all_ranks_shows_what_the_screen_says_and_a_drawing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -477,6 +478,20 @@ def test_a_wrong_table_of_steps_is_one_line(
     assert out == "" and err.count("\n") == 1 and err.startswith("ddlkit: error: ")
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_other_separators_than_commas_are_named(separator: str, tmp_path: Path) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(GOOD.replace(",", separator))
+    with pytest.raises(UserError, match="by commas"):
+        read_steps(path)
+
+
+def test_of_steps_in_several_units_the_longest_and_the_shortest_are_named() -> None:
+    refuse(
+        "job .* on 32 GPUs .* on 1 GPU ", table_of({(1, 1): 1, (8, 2): 9, (32, 8): 200})
+    )
+
+
 def test_a_million_rows_are_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     rows = ["1,1,a,1.0"] * 500_000 + ["8,2,b,1.1"] * 500_000
@@ -532,6 +547,7 @@ def test_a_log_and_a_table_of_the_same_times_are_read_alike(tmp_path: Path) -> N
         lambda text: text.replace("on    node1 device", "at").replace(
             "on    node2", ""
         ),
+        lambda text: "bytes,seconds\n1024,1e-4\n",
         lambda text: "bytes,seconds,ranks\n1024,1e-4,2\n",
         lambda text: "bytes,seconds,nodes\n1024,1e-4,2\n",
         lambda text: "bytes,seconds,ranks,nodes\n1024,1e-4,2,0\n",
@@ -561,6 +577,47 @@ def test_a_named_collective_chooses_in_a_table(tmp_path: Path) -> None:
         read_node_tables([path], collective="reduce_scatter")
 
 
+def test_all_missing_columns_of_a_table_of_collectives_are_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "table.csv"
+    for header, missing in (
+        ("bytes,seconds,ranks,note", {"nodes"}),
+        ("bytes,seconds,note,hosts", {"ranks"}),
+        ("bytes,seconds,note,remark", {"nodes", "ranks"}),
+    ):
+        path.write_text(f"{header}\n1024,1e-4,2,2\n")
+        with pytest.raises(UserError) as caught:
+            read_node_tables([path])
+        assert {*re.findall(r"no column (\w+)", str(caught.value))} == missing
+
+
+def test_collectives_that_are_not_predicted_are_named_as_in_the_file(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "table.csv"
+    unpredicted = all_reduces(2).assign(collective="all_to_all")
+    unpredicted.to_csv(path, index=False)
+    for collective in (None, "all_reduce"):
+        with pytest.raises(UserError, match="all_to_all") as caught:
+            read_node_tables([path], collective=collective)
+        # No value of this option would help.
+        assert "--collective" not in str(caught.value)
+    pd.concat([all_reduces(2), unpredicted]).to_csv(path, index=False)
+    with pytest.raises(UserError, match="all_to_all.* all_reduce by --collective"):
+        read_node_tables([path])
+    chosen = read_node_tables([path], collective="all_reduce")
+    assert set(chosen["collective"]) == {"all_reduce"}
+
+
+def test_a_cut_log_is_replaced_by_a_table_with_all_columns(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    cut, _, _ = LOG.partition("# Avg")
+    path.write_text(cut)
+    with pytest.raises(UserError, match="bytes, seconds, ranks and nodes"):
+        read_node_tables([path])
+
+
 def test_a_cell_of_a_table_of_collectives_may_contain_a_comma(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('bytes,seconds,ranks,nodes,note\n1024,1e-4,16,2,"a, b"\n')
@@ -587,6 +644,21 @@ def test_sums_of_kernels_bound_what_messages_explain(tmp_path: Path) -> None:
     for wrong in ("", "Instances,Name\n1,a\n", KERNELS.replace("6000000", "-6")):
         path.write_text(wrong)
         with pytest.raises(UserError, match=r"sums\.csv"):
+            read_kernel_sums(path)
+
+
+@pytest.mark.parametrize("column", ["Total Time (ns)", "Instances", "Min (ns)", "Name"])
+def test_an_error_about_sums_of_kernels_names_the_column_of_the_file(
+    column: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text(KERNELS.replace(column, "other"))
+    with pytest.raises(UserError, match=re.escape(f"no column {column}")):
+        read_kernel_sums(path)
+    if column != "Name":
+        table = pd.read_csv(io.StringIO(KERNELS), skiprows=2)
+        table.assign(**{column: "a"}).to_csv(path, index=False)
+        with pytest.raises(UserError, match=re.escape(f"column {column}: ")):
             read_kernel_sums(path)
 
 
@@ -635,6 +707,28 @@ def test_the_command_and_the_function_say_the_same(
     keys = {"gpus", "nodes", "step_s", "interval_s", "scaling_factor", "measured"}
     assert all(keys <= {*count} for count in printed["counts"])
     assert cli.main(["scale", "--steps", "steps.csv", "--nodes", "64"]) == 0
+
+
+def test_errors_name_the_file_and_no_option_that_the_command_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table_of(COUNTS).to_csv("steps.csv", index=False)
+    all_reduces(2, 4, 8).to_csv("times.csv", index=False)
+    Path("profile.csv").write_text("tensor,gradient_bytes,backward_s\na,4000,0.1\n")
+    Path("log.txt").write_text(LOG + LOG)
+    no_messages = [line for line in KERNELS.splitlines(True) if "nccl" not in line]
+    Path("sums.csv").write_text("".join(no_messages))
+    for options, file in (
+        ("--collectives times.csv --profile profile.csv", "profile.csv"),
+        ("--collectives log.txt", "log.txt"),
+        ("--kernels sums.csv", "sums.csv"),
+    ):
+        words = f"scale --steps steps.csv --nodes 64 {options}"
+        assert cli.main(words.split()) == 2
+        error = capsys.readouterr().err
+        assert file in error and error.count("\n") == 1
+        assert not re.search("--(forward-s|table)", error)
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,11 @@ def read_kernel_sums(path: Path | str) -> DataFrame:
     # Columns are read by the names that they have in the file, such as "Total Time (ns)", so that
     # errors have these names. Other columns are left out of the frame, as `exact=False` asks.
     name_in_file = {_column_of(name): name for name in sheet.header}
+    # A name can be missing here although it is part of a name within quotes, which `_is_head` has
+    # divided at its commas. The schema then refuses the file.
     columns = [
-        replace(column, name=name_in_file[column.name]) for column in _SCHEMA.columns
+        replace(column, name=name_in_file.get(column.name, _NSYS_NAMES[column.name]))
+        for column in _SCHEMA.columns
     ]
     schema = replace(_SCHEMA, columns=tuple(columns))
     frame = schema.frame(replace(sheet, lines=numbers), exact=False)

@@ -93,8 +93,7 @@ link that is limited by a token bucket saves up tokens while it rests between it
 OTHER_UNIT_TIMES = 50.0
 """A reference by which messages take longer by more than this factor is taken as of another unit.
 
-This is a choice. Milliseconds that are taken as seconds make a factor of 1000, and a machine that
-is not idle seldom makes one above 10.
+This is a choice. Milliseconds that are taken as seconds make a factor of 1000.
 """
 LEAST_LISTED = 0.01
 """A rank is listed as a cause from this share of the iteration on."""
