@@ -40,6 +40,7 @@ WHOLE: dict[str, Any] = {
     "plans": ["none", "single"],
     "points": [{"workers": [2], "rates": ["1gbit"]}],
 }
+POINT = {"workers": 2, "rates": "1gbit"}
 
 
 def written(directory: Path, described: object, name: str = "tiny.json") -> Path:
@@ -97,12 +98,27 @@ def test_a_grid_is_a_product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ({"repeat": {"cases": 20}}, "repeat: unknown key: "),
         ({"measure": "tensors"}, "measure: 'tensors': must be campaign"),
         ({"rounds": True}, "rounds: True: must be a whole number"),
-        ({"points": [{"workers": 1, "rates": "1gbit"}]}, "workers: one worker alone"),
+        (
+            {"points": [{"workers": 1, "rates": "1gbit"}]},
+            "workers: 1 in a lab: use 2 to",
+        ),
+        (
+            {"points": [{"workers": 65, "rates": "1gbit"}]},
+            "workers: 65 in a lab: use 2",
+        ),
+        ({"plans": "buffer:x"}, "plans: 'buffer:x': size 'x'"),
+        ({"plans": ["ddp", "random:1"]}, "plans: 'random:1': "),
+        ({"rounds": 10**5}, "2 cases, .* lower rounds"),
+        (
+            {"points": [{**POINT, "name": "a"}, {**POINT, "name": "b"}]},
+            "name: 'a' and 'b': ",
+        ),
         (
             {"points": [{"workers": 2, "rates": "fast"}]},
             r"rates: 'fast': rate 'fast' is not",
         ),
-        ({"delays": ["2ms"]}, "only links of engines: emulated have these"),
+        ({"delays": ["2ms"]}, r"points\[0\]: delays: .* write engines: emulated"),
+        ({"losses": "1%"}, r"points\[0\]: losses: .* write engines: emulated"),
         (
             {"delays": ["1ms"] * 20_000, "engines": "emulated"},
             "40000 cases, the product of its",

@@ -131,3 +131,32 @@ def test_bad_specs_are_refused(spec: str, message: str) -> None:
     workload = random_workload(np.random.default_rng(6), 5)
     with pytest.raises(UserError, match=message):
         make_plan(spec, workload)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_the_text_of_every_plan_is_accepted_without_a_workload(spec: str) -> None:
+    planning.check_text_of_plan(spec)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "greedy",
+        "none:1",
+        "buffer",
+        "buffer:x",
+        "buffer:0",
+        "buffer:1MB:0s",
+        "cuts:a",
+        "cuts:3,2",
+        "cuts:0,2",
+        "ddp:x",
+        "random:1",
+        "random:1:0",
+        "omgs:x",
+        "mgs:0",
+    ],
+)
+def test_a_text_that_fits_no_workload_is_refused_without_one(spec: str) -> None:
+    with pytest.raises(UserError):
+        planning.check_text_of_plan(spec)

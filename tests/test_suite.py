@@ -83,9 +83,34 @@ def test_a_damaged_table_is_told_not_measured_over(
         ([{"measure": "training_by_share"}], "must be campaign or layers"),
         ([{"measure": "selections", "device": "tpu"}], "points[0]: device: 'tpu'"),
         (
-            [{"measure": "memory_copies", "budget": {"max": 1}}],
-            "budget: {'max': 1}: must be a map",
+            [{"measure": "memory_copies", "budget": 1}],
+            "budget: 1: must be a mapping of warmup, ",
         ),
+        (
+            [{"measure": "memory_copies", "budget": {"min_repeat": 1}}],
+            "min_repeat: unknown key: did you mean 'min_repeats'?",
+        ),
+        (
+            [{"measure": "memory_copies", "budget": {"min_repeats": "a"}}],
+            "min_repeats: 'a': must be a whole number",
+        ),
+        (
+            [{"measure": "collectives", "link": "loopback-p0", "budget": {}}],
+            "points[0]: link: 'loopback-p0': unknown: did you mean 'loopback-p2'?",
+        ),
+        (
+            [{"measure": "collectives", "sizes": [], "budget": {}}],
+            "points[0]: sizes: []: an empty list",
+        ),
+        (
+            [{"measure": "collectives", "delay": "1ms", "budget": {}}],
+            "points[0]: delay: only links that have a rate",
+        ),
+        (
+            [{"measure": "drift", "moment": "end", "side": 9, "size": "1MiB..4MiB"}],
+            "points[0]: size: drift takes one size",
+        ),
+        ([{"measure": "drift", "side": 9}], "points[0]: moment, size: these keys are"),
         (
             [{"measure": "collectives", "sizes": "4Kb", "budget": {}}],
             "size '4Kb' has unit",
@@ -100,6 +125,26 @@ def test_a_wrong_suite_is_one_line_that_names_file_and_key(
         record(file, out=tmp_path)
     assert str(caught.value).startswith(f"{file}: points")
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [({"by_name": True}, "by_name"), ({"device": "cuda"}, "device")],
+)
+def test_a_file_of_which_nothing_is_measured_is_refused(
+    keys: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    file = written(tmp_path, {**TINY, **keys})
+    for dry_run in (True, False):
+        with pytest.raises(UserError, match=f"^{file}: none of .* {message}"):
+            record(file, out=tmp_path, dry_run=dry_run)
+
+
+def test_predictions_are_made_of_a_part_that_is_a_campaign(tmp_path: Path) -> None:
+    planned = record("campaign", out=tmp_path, dry_run=True, predict=True)
+    assert "predicted/campaign-quick cases" in str(planned)
+    with pytest.raises(UserError, match="nothing .* the part layers of quick"):
+        record("layers", out=tmp_path, dry_run=True, predict=True)
 
 
 def test_a_wrong_key_of_all_points_is_not_blamed_on_one(tmp_path: Path) -> None:

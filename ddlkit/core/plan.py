@@ -274,6 +274,17 @@ def single(workload: Workload) -> FusionPlan:
     return FusionPlan("single", (workload.n,))
 
 
+def _refuse_wrong_buffer(capacity_bytes: int, timeout_s: float) -> None:
+    """Raise UserError if the capacity or the timeout of a buffer is not above zero."""
+    if capacity_bytes <= 0:
+        raise UserError(
+            f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero"
+        )
+    # The comparison is negated, so that NaN is refused, too.
+    if not timeout_s > 0:
+        raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
+
+
 def buffer(
     workload: Workload, capacity_bytes: int, name: str = "", timeout_s: float = math.inf
 ) -> FusionPlan:
@@ -309,13 +320,7 @@ def buffer(
     >>> buffer(workload, 100).ends
     (1, 3)
     """
-    if capacity_bytes <= 0:
-        raise UserError(
-            f"buffer of {capacity_bytes} bytes: a fusion buffer must be above zero"
-        )
-    # The comparison is negated, so that NaN is refused, too.
-    if not timeout_s > 0:
-        raise UserError(f"buffer timeout is {timeout_s} s: must be above zero")
+    _refuse_wrong_buffer(capacity_bytes, timeout_s)
     backward_s = workload.backward_s.tolist()
     ends = []
     filled_bytes = 0
@@ -716,12 +721,16 @@ class Planner:
     examples : tuple of str
         Names of plans, by default the name alone and with each variant. If ``make``
         reads the text after the colon, one example has a colon.
+    read : callable, optional
+        Reads the text after the colon, as ``make`` does, and raises UserError if it is
+        wrong. So a plan can be checked before there is a workload.
     """
 
     name: str
     make: MakePlan
     variants: tuple[str, ...] = ()
     examples: tuple[str, ...] = ()
+    read: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
         if not self.examples:
@@ -748,7 +757,11 @@ PLANNERS: dict[str, Planner] = {}
 
 
 def planner(
-    name: str, *, variants: tuple[str, ...] = (), examples: tuple[str, ...] = ()
+    name: str,
+    *,
+    variants: tuple[str, ...] = (),
+    examples: tuple[str, ...] = (),
+    read: Callable[[str], object] | None = None,
 ) -> Callable[[MakePlan], MakePlan]:
     """Register the decorated function as a planner.
 
@@ -762,6 +775,8 @@ def planner(
         example has a colon, and otherwise no text may follow the name.
     examples : tuple of str, optional
         Names of plans, by default the name alone and with each variant.
+    read : callable, optional
+        Reads the text after the colon, and raises UserError if it is wrong.
 
     Returns
     -------
@@ -771,7 +786,7 @@ def planner(
 
     def register(make: MakePlan) -> MakePlan:
         """Enter the decorated function, and return the function itself."""
-        PLANNERS[name] = Planner(name, make, variants, examples)
+        PLANNERS[name] = Planner(name, make, variants, examples, read)
         return make
 
     return register
@@ -819,6 +834,27 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
     raise UserError(f"plan {shown(name)}: unknown: {advice}")
 
 
+def check_text_of_plan(spec: str) -> None:
+    """Raise UserError if a plan has an unknown name, or a text that its planner cannot read.
+
+    Whether the plan fits a workload, such as one with fewer gradients than the text says, is
+    found only when the plan is made.
+
+    Parameters
+    ----------
+    spec : str
+        The name of a plan, for some of them with a text after a colon.
+    """
+    name, _, text = spec.partition(":")
+    refuse_unknown_plan(name)
+    chosen_planner = PLANNERS[name]
+    if not chosen_planner.takes(text):
+        usable = " or ".join(chosen_planner.examples)
+        raise UserError(f"plan {shown(spec)}: write {usable}")
+    if chosen_planner.read:
+        chosen_planner.read(text)
+
+
 def make_plan(
     spec: str, workload: Workload, cost: MessageCost | None = None
 ) -> FusionPlan:
@@ -852,20 +888,15 @@ def make_plan(
     >>> make_plan("none", workload).ends, make_plan("cuts:2", workload).ends
     ((1, 2, 3), (2, 3))
     """
+    check_text_of_plan(spec)
     name, _, text = spec.partition(":")
-    refuse_unknown_plan(name)
-    chosen_planner = PLANNERS[name]
-    if not chosen_planner.takes(text):
-        usable = " or ".join(chosen_planner.examples)
-        raise UserError(f"plan {shown(spec)}: write {usable}")
-    return chosen_planner.make(workload, cost, text)
+    return PLANNERS[name].make(workload, cost, text)
 
 
-@planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"))
-def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan of a buffer, whose size and timeout are in ``text``: "64MB:5ms".
+def _read_buffer(text: str) -> tuple[int, float]:
+    """Return the bytes and the timeout in seconds of a buffer, from a text such as "64MB:5ms".
 
-    No ``cost`` is needed.
+    The timeout may be missing, and is infinite then. Raises UserError for a wrong text.
     """
     size, _, timeout = text.partition(":")
     if not size:
@@ -877,20 +908,31 @@ def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
             f"plan {shown(f'buffer:{text}')}: a buffer of {size} bytes: write "
             f"buffer:{size}MB, or buffer:{size}B if bytes are meant"
         )
+    capacity_bytes = units.parse_bytes(size)
     timeout_s = units.parse_seconds(timeout) if timeout else math.inf
+    _refuse_wrong_buffer(capacity_bytes, timeout_s)
+    return capacity_bytes, timeout_s
+
+
+@planner("buffer", examples=("buffer:25MB", "buffer:64MB:5ms"), read=_read_buffer)
+def _buffer(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan of a buffer, whose size and timeout are in ``text``: "64MB:5ms".
+
+    No ``cost`` is needed.
+    """
+    capacity_bytes, timeout_s = _read_buffer(text)
     return buffer(
         workload,
-        capacity_bytes=units.parse_bytes(size),
+        capacity_bytes=capacity_bytes,
         name=f"buffer:{text}",
         timeout_s=timeout_s,
     )
 
 
-@planner("cuts", examples=("cuts:3,40",))
-def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan whose groups end after given numbers of tensors.
+def _read_cuts(text: str) -> list[int]:
+    """Return the numbers of tensors after which groups end, from a text such as "3,40".
 
-    ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
+    Raises UserError for another text.
     """
     # More than nine digits are certainly too many tensors, and `int` refuses thousands
     # of digits. Numbers may be separated by commas, by semicolons as in tables, where they
@@ -901,37 +943,58 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
             "after which messages end, as in cuts:3,40"
         )
     ends = [int(number) for number in re.split("[,;:]", text)]
-    # The last group ends with the last tensor, which the user need not write.
-    if ends[-1] != workload.n:
-        ends.append(workload.n)
-    # The list ends with n, so a number above n is not in increasing order.
     if ends[0] < 1 or any(end >= later for end, later in pairwise(ends)):
+        raise UserError(
+            f"plan {shown(f'cuts:{text}')}: the numbers must be in increasing order, from 1 on"
+        )
+    return ends
+
+
+@planner("cuts", examples=("cuts:3,40",), read=_read_cuts)
+def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan whose groups end after given numbers of tensors.
+
+    ``text`` lists these numbers, as in "3,40". No ``cost`` is needed.
+    """
+    ends = _read_cuts(text)
+    if ends[-1] > workload.n:
         raise UserError(
             f"plan {shown(f'cuts:{text}')}: the numbers must be in increasing order, each "
             f"from 1 to {workload.n}, the number of gradients"
         )
+    # The last group ends with the last tensor, which the user need not write.
+    if ends[-1] != workload.n:
+        ends.append(workload.n)
     return FusionPlan(f"cuts:{text}", tuple(ends))
 
 
-@planner("random", examples=("random:7:12",))
+def _read_random(text: str) -> tuple[int, int]:
+    """Return the seed and the number of messages of a random plan, from a text such as "7:12".
+
+    Raises UserError for another text.
+    """
+    # At most nine digits each, because `int` refuses thousands of them. As in the plan
+    # `cuts`, a comma or a semicolon separates numbers as well as a colon.
+    numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
+    # There is at least one message.
+    if not numbers or int(numbers[2]) < 1:
+        # Without a text, the name that the user wrote may have no colon.
+        written = f"random:{text}".rstrip(":")
+        raise UserError(
+            f"plan {shown(written)}: write random:SEED:MESSAGES with a whole number from 0 and "
+            "one from 1, as in random:7:12"
+        )
+    return int(numbers[1]), int(numbers[2])
+
+
+@planner("random", examples=("random:7:12",), read=_read_random)
 def _random(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
     """Return a plan drawn at random, to test a model on plans that nobody chooses.
 
     ``text`` has the seed and the number of messages, as in "7:12". No ``cost`` is needed.
     """
-    # At most nine digits each, because `int` refuses thousands of them. As in the plan
-    # `cuts`, a comma or a semicolon separates numbers as well as a colon.
-    numbers = re.fullmatch("([0-9]{1,9})[,;:]([0-9]{1,9})", text)
-    if not numbers:
-        # Without a text, the name that the user wrote may have no colon.
-        written = f"random:{text}".rstrip(":")
-        raise UserError(
-            f"plan {shown(written)}: write random:SEED:MESSAGES "
-            "with whole numbers from 0, as in random:7:12"
-        )
-    seed = int(numbers[1])
-    n_groups = int(numbers[2])
-    if not 1 <= n_groups <= workload.n:
+    seed, n_groups = _read_random(text)
+    if n_groups > workload.n:
         raise UserError(
             f"plan {shown(f'random:{text}')}: the layer profile has {workload.n} gradients, "
             f"so the number of messages must be from 1 to {workload.n}"
@@ -956,18 +1019,29 @@ def _single(workload: Workload, cost: MessageCost | None, text: str) -> FusionPl
     return single(workload)
 
 
-@planner("ddp", examples=("ddp", "ddp:25MiB"))
-def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
-    """Return the plan `ddp`. ``text`` is the cap of a bucket, "" for PyTorch's caps."""
+def _read_ddp(text: str) -> int | None:
+    """Return the bytes of the cap of a bucket, None for PyTorch's caps, from a text such as "25MiB".
+
+    Raises UserError for a wrong text.
+    """
     if not text:
-        return ddp(workload)
+        return None
     # Whoever writes ddp:25 means mebibytes, the unit of DDP's bucket_cap_mb.
     if units.is_small_number(text):
         raise UserError(
             f"plan {shown(f'ddp:{text}')}: a bucket of {text} bytes: write ddp:{text}MiB, "
             f"or ddp:{text}B if bytes are meant"
         )
-    return ddp(workload, cap_bytes=units.parse_bytes(text))
+    return units.parse_bytes(text)
+
+
+@planner("ddp", examples=("ddp", "ddp:25MiB"), read=_read_ddp)
+def _ddp(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan:
+    """Return the plan `ddp`. ``text`` is the cap of a bucket, "" for PyTorch's caps."""
+    cap_bytes = _read_ddp(text)
+    if cap_bytes is None:
+        return ddp(workload)
+    return ddp(workload, cap_bytes=cap_bytes)
 
 
 @planner("exact")

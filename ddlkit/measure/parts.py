@@ -413,11 +413,12 @@ def layers(
 # be measured there is labelled as a link of its own: two ranks on the processor, one
 # rank that sends to itself, and two ranks whose gloo sends tensors that lie on a GPU.
 # Each function takes the measured device and returns the ranks.
-_LINKS: dict[str, Callable[[str], Ranks]] = {
+LINKS: dict[str, Callable[[str], Ranks]] = {
     "loopback-p2": lambda device: Ranks.of(2, "cpu"),
     "one-rank": lambda device: Ranks.of(1, device, "one-rank"),
     "gloo-cuda-p2": lambda device: Ranks.of(2, "cpu", "host", on_gpu=True),
 }
+"""The links that a point of collectives may name, and the ranks on each."""
 
 
 def collectives(
@@ -521,7 +522,7 @@ def collectives(
         run = partial(_measure_lacking, to_measure, make_settings, members, estimate_s)
         point = Point("collectives", name, run, estimate_s, left=to_measure)
         # Ranks need a GPU each if they are joined by the link between the GPUs. A link
-        # of `_LINKS` needs one device only.
+        # of `LINKS` needs one device only.
         ranks_with_gpus = 1 if link else members.count
         # If the machine lacks what the point needs, `offer` returns a point in its place
         # whose measurement only raises `Unavailable`.
@@ -558,7 +559,7 @@ def _ranks_by_table(
 
     There are these tables:
 
-    * One for ``link``, a key of `_LINKS`, unless ``link`` is empty. Such a link has its own
+    * One for ``link``, a key of `LINKS`, unless ``link`` is empty. Such a link has its own
       number of ranks, whatever ``ranks`` says.
     * One for each lab: for each combination of a number of ranks (by default 2), a rate
       and a delay.
@@ -568,7 +569,7 @@ def _ranks_by_table(
     ranks_by_table: dict[str, Ranks] = {}
     if link:
         # The number of ranks is fixed by the link, so `ranks` is not used.
-        ranks_by_table[link] = _LINKS[link](here.device)
+        ranks_by_table[link] = LINKS[link](here.device)
     elif not rates_bits_per_s:
         for count in ranks or rank_counts(here):
             name = f"{_own_link(here)}-p{count}"

@@ -18,9 +18,20 @@ from workbook.omgs.equations import (
 )
 
 
+def _read_gamma(rule: str) -> float | None:
+    """Return the seconds of the gamma that a rule of `_omgs` gives, or None if it gives none.
+
+    Raises UserError for a rule that is neither known nor a time.
+    """
+    if rule in ("", "code", "theorem"):
+        return None
+    return parse_seconds(rule)
+
+
 @planner(
     "omgs",
     examples=("omgs", "omgs:code", "omgs:theorem", "omgs:0.22ns"),
+    read=_read_gamma,
 )
 def _omgs(workload: Workload, cost: MessageCost | None, rule: str) -> FusionPlan:
     """Return the plan of omgs Algorithm 1 or of one of its variants.
@@ -37,9 +48,7 @@ def _omgs(workload: Workload, cost: MessageCost | None, rule: str) -> FusionPlan
         is Algorithm 1 with this gamma of a selection, in place of the selection that the
         cost has.
     """
-    gamma_s = None
-    if rule not in ("", "code", "theorem"):
-        gamma_s = parse_seconds(rule)
+    gamma_s = _read_gamma(rule)
     # `needed_cost` refuses a missing cost.
     instance = of_planning(workload, needed_cost(cost, "omgs"), gamma_s)
     if rule == "theorem":
@@ -50,7 +59,16 @@ def _omgs(workload: Workload, cost: MessageCost | None, rule: str) -> FusionPlan
     return plan_of(merged, name)
 
 
-@planner("mgs", examples=("mgs:8192",))
+def _read_threshold(threshold: str) -> int:
+    """Return the elements of a text such as "8192". Raises UserError if it is no whole number above 0."""
+    if not (threshold.isdecimal() and int(threshold)):
+        raise UserError(
+            f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
+        )
+    return int(threshold)
+
+
+@planner("mgs", examples=("mgs:8192",), read=_read_threshold)
 def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> FusionPlan:
     """Return the plan of MGS-SGD (omgs V-D).
 
@@ -68,14 +86,11 @@ def _mgs(workload: Workload, cost: MessageCost | None, threshold: str) -> Fusion
     UserError
         If ``threshold`` is no whole number above 0.
     """
-    if not (threshold.isdecimal() and int(threshold)):
-        raise UserError(
-            f"plan 'mgs:{threshold}': write mgs:8192, elements from which a group is sent"
-        )
+    least_elements = _read_threshold(threshold)
     # Each message has at least ``threshold`` elements, but for the last one. For example,
     # layers of 10, 5, 5 and 3 elements in ready order are sent as 10, 10 and 3 if the
     # threshold is 10.
-    message_sizes = merge_up_to(workload.parameters.tolist(), int(threshold))
+    message_sizes = merge_up_to(workload.parameters.tolist(), least_elements)
     # The sums of the messages are 10, 20 and 23, and those of the layers 10, 15, 20 and 23.
     # Each sum of messages is thus found among those of the layers, at the last layer of its
     # message.

@@ -25,14 +25,14 @@ from ddlkit import store
 from ddlkit.core.case import Case
 from ddlkit.core.collective import of_gradients
 from ddlkit.core.cost import AlphaBeta, MessageCost
-from ddlkit.core.errors import UserError
+from ddlkit.core.errors import UserError, shown
 from ddlkit.core.lab_links import one_way_delay_s, wire_s_per_byte
 from ddlkit.core.sparse import ELEMENT_BYTES, SelectionTimes, SparseGather, selected
 from ddlkit.core.units import KIB
 from ddlkit.core.workload import LayerProfile
 from ddlkit.jobs import vitals
 from ddlkit.jobs.clock import Budget
-from ddlkit.lab import ENGINES, Conditions
+from ddlkit.lab import ENGINES, MAX_RANKS, Conditions
 from ddlkit.lab.network import Lab, LabShape
 from ddlkit.measure import networks as known_networks
 from ddlkit.measure.collectives import CollectivesSettings, messages_at, missing_sizes
@@ -199,8 +199,9 @@ class Grid:
         n_cases = math.prod(len(values) for values in lists)
         if n_cases * self.rounds > MOST_ITERATIONS:
             raise UserError(
-                f"{n_cases} cases, the product of its lists, of {self.rounds} rounds "
-                f"each: at most {MOST_ITERATIONS} iterations: shorten a list"
+                f"{_counted(n_cases, 'case')}, the product of its lists, of "
+                f"{_counted(self.rounds, 'round')} each: at most {MOST_ITERATIONS} iterations: "
+                "lower rounds, or shorten a list"
             )
         for name, _ in self.networks:
             # Raises for an unknown network.
@@ -219,16 +220,20 @@ class Grid:
             for delay_s, loss in itertools.product(self.delays, self.losses)
         ]
         # The links of the first engine, which is the token bucket of the Linux kernel, can have no
-        # delay and no loss. `Conditions()` has neither.
-        if ENGINES[0] in self.engines and conditions_of_emulated != [Conditions()]:
+        # delay and no loss.
+        by_key = {"delays": self.delays, "losses": self.losses}
+        keys = [key for key, values in by_key.items() if any(values)]
+        if ENGINES[0] in self.engines and keys:
             raise UserError(
-                "delays and the like: only links of engines: emulated have these"
+                f"{', '.join(keys)}: links of the engine {ENGINES[0]} have none: write engines: "
+                "emulated alone"
             )
         labs = itertools.product(self.workers, self.rates, self.engines)
         for workers, rate_bits_per_s, engine in labs:
-            if workers < 2:
+            # One worker alone sends nothing.
+            if not 2 <= workers <= MAX_RANKS:
                 raise UserError(
-                    "workers: one worker alone sends nothing: use at least 2"
+                    f"workers: {workers} in a lab: use 2 to {MAX_RANKS} workers"
                 )
             if engine == ENGINES[0]:
                 # A lab without conditions has the links of this engine.
@@ -245,6 +250,11 @@ class Grid:
         for network_and_batch, plan, density, straggler in combinations:
             network, batch = network_and_batch
             yield Request(network, batch, plan, density, straggler)
+
+
+def _counted(n: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is one."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def labs_of(
@@ -276,8 +286,14 @@ def labs_of(
     """
     # Grids that ask for the same lab share its tables. They must therefore agree on the calibration
     # of the lab, and on the name, from which the folder of the tables follows.
-    if len({(grid.calibration, grid.name) for grid in grids}) > 1:
-        raise UserError(f"{file}: calibration, name: must be the same in all its grids")
+    for key in ("calibration", "name"):
+        # By a dictionary, each value counts once, in the order of the file.
+        values = [*dict.fromkeys(getattr(grid, key) for grid in grids)]
+        if len(values) > 1:
+            listed = " and ".join(shown(value) for value in values)
+            raise UserError(
+                f"{file}: {key}: {listed}: write the same for all its points"
+            )
     # By the shape of the lab, the number of rounds of each request.
     asked_by_lab: dict[LabShape, dict[Request, int]] = {}
     for grid in grids:
@@ -820,7 +836,7 @@ class LabPoints:
             estimate_s=needs.CAMPAIGN.seconds(n_left, message_s),
             tables=["runs", "timeline"],
             folder=self.folder,
-            note=f"at most {n_left} iterations of {len(self.asked)} cases",
+            note=f"at most {_counted(n_left, 'iteration')} of {_counted(len(self.asked), 'case')}",
             left=self._left,
         )
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ddlkit.core.collective import COLLECTIVES
 from ddlkit.core.errors import UserError, shown
-from ddlkit.core.plan import PLANNERS
+from ddlkit.core.plan import PLANNERS, check_text_of_plan
 from ddlkit.core.units import parse_bits_per_s, parse_bytes, parse_seconds
 from ddlkit.lab import ENGINES, parse_share
 from ddlkit.measure.named import network_of
@@ -115,18 +115,36 @@ def one_of(names: Sequence[str]) -> Check:
 def budget(value: Any) -> Any:
     """Return the `Budget`, how long to measure, that a mapping of a file describes.
 
-    Raises ValueError for no mapping or an unknown key, and UserError for numbers that contradict
-    each other.
+    Raises ValueError for no mapping, an unknown key or a wrong number, and UserError for numbers
+    that contradict each other.
     """
     # Needs torch, whose import takes seconds.
     from ddlkit.jobs.clock import Budget
 
-    try:
-        return Budget(**value)
-    except TypeError:
-        # The value is no mapping, or has a key that `Budget` does not take.
-        keys = ", ".join(signature(Budget).parameters)
-        raise ValueError(f"must be a mapping of {keys}") from None
+    fields = signature(Budget).parameters
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a mapping of {', '.join(fields)}")
+    for name, given in value.items():
+        if name not in fields:
+            raise ValueError(f"{name}: unknown key: {_advice_on_key(name, fields)}")
+        # Numbers of repeats are whole, as their defaults are. The others count seconds or shares.
+        is_count = isinstance(fields[name].default, int)
+        if is_count and type(given) is not int:
+            raise ValueError(f"{name}: {shown(given)}: must be a whole number")
+        if type(given) not in (int, float):
+            raise ValueError(f"{name}: {shown(given)}: must be a number")
+    return Budget(**value)
+
+
+def link(value: Any) -> Any:
+    """Return the name of the link over which messages are measured, or "" for the machine's own.
+
+    Raises ValueError for a link that is not known.
+    """
+    # Needs torch, whose import takes seconds.
+    from ddlkit.measure.parts import LINKS
+
+    return one_of(("", *LINKS))(value)
 
 
 def _checked(value: Any, check: Check | Many) -> Any:
@@ -164,6 +182,9 @@ def sizes(value: Any) -> tuple[int, ...]:
     (1024, 2048, 4096)
     """
     if isinstance(value, list):
+        # Without sizes, the default ones would be measured.
+        if not value:
+            raise ValueError("an empty list: give at least one size")
         return tuple(size for element in value for size in sizes(element))
     if not isinstance(value, str):
         raise ValueError(
@@ -201,16 +222,25 @@ def _share(value: Any) -> float:
 
 
 _shares = Many(_share)
+
+
+def _read_plan(spec: str) -> str:
+    """Return the name of a plan. Raises UserError if its planner cannot read what follows the colon."""
+    check_text_of_plan(spec)
+    return spec
+
+
 _plan = rule(
     f"a plan: {', '.join(PLANNERS)}",
     lambda value: isinstance(value, str) and value.partition(":")[0] in PLANNERS,
+    _read_plan,
 )
 
 
 KEYS: dict[str, Check | Many] = {
     # of a suite
     "points": Many(rule("a mapping", lambda value: isinstance(value, dict))),
-    **dict.fromkeys(("about", "out", "name", "link"), str),
+    **dict.fromkeys(("about", "out", "name"), str),
     "device": one_of(("", "cpu", "cuda")),
     # of drift: before all that a session measures, or after
     "moment": one_of(("start", "end")),
@@ -231,6 +261,7 @@ KEYS: dict[str, Check | Many] = {
     "precisions": Many(one_of(PRECISIONS)),
     "collectives": Many(one_of(tuple(COLLECTIVES))),
     "budget": budget,
+    "link": link,
     # of labs, and of the cases of a campaign
     **dict.fromkeys(("rate", "rates"), _rates),
     **dict.fromkeys(("delay", "delays"), _times),
@@ -279,16 +310,21 @@ def read_keys(
             # A point also has the key "measure", which the ``make`` of its kind does not take.
             advice = _advice_on_key(name, [*keys, "measure"])
             raise UserError(f"{where}: {name}: unknown key: {advice}")
-    arguments = {}
-    for name, parameter in keys.items():
-        if name in given:
-            arguments[name] = _checked_key(given[name], name, where)
-        elif parameter.default is Parameter.empty:
-            raise UserError(
-                f"{where}: {name}: the key is missing: add it, as in the files of "
-                "examples/ and workbook/record/suites/"
-            )
-    return arguments
+    missing = [
+        name
+        for name, parameter in keys.items()
+        if name not in given and parameter.default is Parameter.empty
+    ]
+    if missing:
+        one_is = "the key is missing: add it"
+        several_are = "these keys are missing: add them"
+        raise UserError(
+            f"{where}: {', '.join(missing)}: {one_is if len(missing) == 1 else several_are}, "
+            "as in the files of examples/ and workbook/record/suites/"
+        )
+    return {
+        name: _checked_key(given[name], name, where) for name in keys if name in given
+    }
 
 
 def _checked_key(value: Any, name: str, where: str) -> Any:
@@ -549,15 +585,21 @@ def points(
     from workbook.record.campaigns import campaign, labs_of
 
     suite = read(name)
-    # The user decides, then the suite, then what torch sees.
+    # Whether the file says the device. The user decides first, then the suite, then what torch sees.
+    is_of_file = not device and bool(suite.device)
     torch_device = "cuda" if torch.cuda.is_available() else "cpu"
     device = device or suite.device or torch_device
     if device == "cuda" and torch_device != "cuda":
+        asked, remedy = "", "give --device cpu"
+        if is_of_file:
+            asked, remedy = f"{suite.file}: device: cuda: ", "write device: cpu"
         raise UserError(
-            f"torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
-            "driver, or give --device cpu"
+            f"{asked}torch {torch.__version__} sees no GPU: install a CUDA build that fits the "
+            f"driver, or {remedy}"
         )
-    wanted = _wanted(suite, part, device, networks)
+    wanted = [*_wanted(suite, part, device, networks)]
+    if not wanted:
+        raise _nothing_wanted(suite, part, device)
     # A grid describes many points of a campaign at once, which `campaign` makes below.
     listed, grids = _points_and_grids(wanted, device, session, out)
     # If points of trainings ask for predictions, one more point predicts them. If ``predict`` is
@@ -565,17 +607,46 @@ def points(
     listed = with_predictions(listed, out, predict)
     has_predictions = any(point.what == "predicted" for point in listed)
     # A campaign can always be predicted: `campaign` then adds a point for it.
-    if predict and not (suite.is_campaign or has_predictions):
-        raise _nothing_to_predict(suite.file)
+    if predict and not (grids or has_predictions):
+        raise _nothing_to_predict(suite.file, part)
     if grids:
         listed += campaign(labs_of(grids, out, str(suite.file), device), predict)
     return _ordered(listed)
 
 
-def _nothing_to_predict(file: Path) -> UserError:
-    """Return the error for a suite of which the user asks predictions and nothing is predicted."""
+def _nothing_wanted(suite: Suite, part: str, device: str) -> UserError:
+    """Return the error for a suite without a point that is to be measured, which says why.
+
+    ``part`` is the part of the suite that is asked for, and ``device`` the device that is measured.
+    """
+    if part != "all":
+        return UserError(
+            f"{suite.file}: none of its points belongs to the part {part} on the device {device}: "
+            "name another part"
+        )
+    reasons = []
+    if any(described.get("by_name") for described in suite.points):
+        reasons.append(
+            "a point with by_name: true is measured only as a part of a suite, so leave by_name out"
+        )
+    if any(
+        described.get("device") not in (None, "", device) for described in suite.points
+    ):
+        reasons.append(
+            f"a point with the key device is measured on that device only, and this one is {device}, "
+            "so leave device out of the point"
+        )
+    return UserError(
+        f"{suite.file}: none of its points can be measured: {'; '.join(reasons)}"
+    )
+
+
+def _nothing_to_predict(file: Path, part: str) -> UserError:
+    """Return the error for predictions of a part of a suite in which nothing is predicted."""
     # The user names a suite of the workbook without its folder and its ending.
-    named = file.stem if file.parent == SUITES else file
+    named = str(file.stem if file.parent == SUITES else file)
+    if part != "all":
+        named = f"the part {part} of {named}"
     return UserError(
         f"--predict: nothing can be predicted in {named}: leave --predict out, or name "
         "the file of a campaign instead, such as examples/campaign.yml"
@@ -758,4 +829,10 @@ def _wanted(
         if is_wanted:
             # Some kinds are in a lab only if they ask for a rate of its links.
             in_lab = NEEDS[point.measure].is_in_lab(arguments.get("rate", ()))
+            # Only the links of a lab can be delayed.
+            if any(arguments.get("delay", ())) and not in_lab:
+                raise UserError(
+                    f"{where}: delay: only links that have a rate are delayed: add the key rate, or "
+                    "leave delay out"
+                )
             yield _Wanted(where, part_of_point, make, arguments, in_lab)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ddlkit import store
+from ddlkit.core.errors import UserError
 from ddlkit.jobs.clock import Budget
 from ddlkit.jobs.vitals import TRIES
 from ddlkit.measure import parts, training
@@ -82,11 +83,14 @@ def drift(here: Here, moment: str, side: int, size: Sequence[int]) -> Iterator[P
 
     A ``moment`` of "start" puts the point before all other points, and "end" after them. The point
     times a product of matrices with ``side`` rows, and a copy of ``size`` bytes. ``size`` is a
-    sequence, as a file may give several sizes elsewhere, and has one number here.
+    sequence, as a file may give several sizes elsewhere, and has one number here. Raises UserError
+    if it has several.
     """
-    measure = partial(speed.measure_drift, moment, here.device, side, *size)
-    name = f"s{here.session}-{moment}"
+    if len(size) > 1:
+        raise UserError("size: drift takes one size, as 64MiB")
     (copy_bytes,) = size
+    measure = partial(speed.measure_drift, moment, here.device, side, copy_bytes)
+    name = f"s{here.session}-{moment}"
     estimate_s = needs.DRIFT.seconds(here.device, side, copy_bytes, speed.DRIFT_BUDGET)
     yield Point("drift", name, measure, estimate_s)
 
