@@ -187,7 +187,7 @@ CODE
 }
 
 set_up() {  # BASE: choose the environment, make it if needed, put it first on the PATH
-  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} bin=$PWD/.venv/bin unmet key
+  local active=${VIRTUAL_ENV:-${CONDA_PREFIX:-}} bin=$PWD/.venv/bin unmet key version
   if [[ -n $active && ! $active -ef .venv ]]; then
     unmet=$(unmet_pins "$active/bin/python" 2>/dev/null) || unmet="a working Python"
     if [[ -z $unmet ]]; then
@@ -200,8 +200,10 @@ set_up() {  # BASE: choose the environment, make it if needed, put it first on t
   if [[ $bin == "$PWD/.venv/bin" ]]; then
     key=$(seal "$1")
     if [[ ! -f .venv/ready || $(<.venv/ready) != "$key" ]] || ! is_whole "$bin"; then
-      "$1" -c 'import ensurepip, venv' 2>/dev/null ||
-        die 1 "$1 lacks venv or ensurepip: install them (python3-venv on Debian and Ubuntu)"
+      if ! "$1" -c 'import ensurepip, venv' 2>/dev/null; then
+        version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        die 1 "$1 lacks venv or ensurepip: install them (python$version-venv on Debian and Ubuntu)"
+      fi
       stage 01-set-up make_venv "$1" "$key"
     fi
   elif ! has_ddlkit "$bin"; then

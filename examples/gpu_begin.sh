@@ -100,5 +100,5 @@ from ddlkit.store import machine
 print(machine.commit(), machine.name())
 ') || fail 2 "at the commit of the code and the name of the machine"
 read -r commit machine <<< "$described"
-[[ $commit != unknown ]] || fail 2 "because every stamp would say that the commit is unknown: export DDLKIT_COMMIT"
+[[ $commit != unknown ]] || fail 2 "because every stamp would say that the commit is unknown: export DDLKIT_COMMIT, set to the hash of the commit"
 echo "$script: commit $commit on $machine"

@@ -336,9 +336,14 @@ def training(out: Path, network: str) -> Settings:
     return Settings(labels, units=units)
 
 
-def main(folder: str) -> None:
-    """Measure all cases that a folder lacks, in the labs whose messages it has."""
-    out, gpus = Path(folder), torch.cuda.device_count()
+def main(*arguments: str) -> None:
+    """Measure all cases that a folder lacks, in the labs whose messages it has.
+
+    The folder is the only argument. Ends the program with a text if it is missing, or has no messages.
+    """
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        raise SystemExit("usage: python examples/sharded.py DIR")
+    out, gpus = Path(arguments[0]), torch.cuda.device_count()
 
     def known_lab(lab: str) -> bool:
         return store.has_table(out / f"collectives-{lab}.csv")
@@ -358,6 +363,11 @@ def main(folder: str) -> None:
             continue
         key = f"{network.replace(':', '-b')}-{lab.removeprefix('lab-')}"
         wanted.append((key, members, training(out, network)))
+    if not wanted:
+        raise SystemExit(
+            f"sharded: {out} has no messages of a lab: first run python -m workbook campaign "
+            f"examples/campaign_sharded.yml --out {out}"
+        )
     for key, members, settings in wanted:
         if not store.has_table(path := out / f"sharded-{key}.csv"):
             rows = members.run(sharded_job, settings, LIMIT_S)["sharded"]

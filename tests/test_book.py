@@ -335,3 +335,8 @@ def test_build_tells_notebooks_what_was_measured_here_and_writes_everything(
     ]
     assert (folder / "reports" / "REPRODUCTION.md").is_file()
     assert str(folder / "other") in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_folder_without_notebooks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^{tmp_path}: holds no notebooks"):
+        book.notebooks(["02"], tmp_path)

@@ -79,8 +79,11 @@ def test_entries_are_as_the_head_of_their_file_says() -> None:
 
 
 def test_unknown_fields_doubled_ids_and_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="wb-test: .* argument 'colour'"):
+    with pytest.raises(UserError, match="wb-test: colour: unknown field: use id, "):
         load(tmp_path, {**GOOD, "colour": "red"})
+    lacking = {key: value for key, value in GOOD.items() if key != "grade"}
+    with pytest.raises(UserError, match="wb-test: write also the fields grade$"):
+        load(tmp_path, lacking)
     with pytest.raises(UserError, match="wb-test: id appears twice"):
         load(tmp_path, GOOD, GOOD)
     with pytest.raises(UserError, match="cannot read"):
@@ -146,8 +149,8 @@ def test_the_command_lists_checks_and_writes(
     assert catalog.command(check=True) == 1
     printed = capsys.readouterr().out
     assert printed.startswith(
-        "1 entries, 1 of them marked done in the catalog, 1 problem; the running times of "
-        "the notebooks were not"
+        "1 entries, 1 of them marked done in the catalog, 1 problem; how long the "
+        "notebooks take to read, and whether they show warnings, was not checked"
     )
     assert catalog.command(write=True) == 0
     assert catalog.command(check=True) == 0
@@ -156,14 +159,32 @@ def test_the_command_lists_checks_and_writes(
 
 
 @pytest.mark.parametrize(
-    "words", ["figures --check --reports", "build --only 00 --data"]
+    "words", ["figures --check --reports", "build --only 00 --data", "pack"]
 )
 def test_a_directory_without_what_is_read_from_it_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str
 ) -> None:
+    # A CSV without a stamp was not recorded.
+    (tmp_path / "own.csv").write_text("a\n1\n")
     assert cli.main([*words.split(), str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path) in line
+
+
+def test_what_excludes_an_option_is_not_advised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.main(["figures", "--write", "--reports", str(places.REPORTS)]) == 2
+    assert "add --check" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["record", ""], ["campaign", ""]])
+def test_what_a_command_needs_is_not_to_be_left_out(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert "is empty: write it" in said and "leave" not in said
 
 
 V4 = nbformat.v4

@@ -284,7 +284,7 @@ MISTAKES = {
     "import counts --out p.csv": "--peak (FLOP/s) with --utilisation",
     "import negative --out p.csv --compute-s 1": "line 2, column flops",
     "fit four.json --json --form auto --form table": "--form is given twice",
-    "fit four.json --form=": "--form: its value is empty",
+    "fit four.json --form=": "--form: its value is empty: write it, or leave --form out",
     "import nothing --out p.csv --compute-s 1": "nothing: no tensor has any FLOP",
     "import counts --out p.csv --peak 1T": "--peak: '1T' is not a number: write for example 1e12",
     "import trace --out p.csv --messages ./p.csv": "--out and --messages both name p.csv",

@@ -395,7 +395,9 @@ def test_a_kernel_that_does_not_start_is_one_line(
     write_notebook(tmp_path / "10_a.ipynb", [("code", "print(1)")])
     done = run([*as_command(STAGES["03-book"], FEW), str(tmp_path)])
     line = only_line(done)
-    assert "24 open files are allowed, " in line and line.endswith(": ulimit -n 128")
+    assert "24 open files are allowed, " in line and line.endswith(
+        ": run ulimit -n 128 first"
+    )
     (tmp_path / "sitecustomize.py").write_text(DIES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     with pytest.raises(

@@ -288,7 +288,7 @@ def test_every_network_and_batch_is_a_measurement_of_its_own(
 
 
 def test_a_network_that_is_given_twice_counts_once() -> None:
-    default_batch = "resnet18,vgg16:2,resnet18:4,resnet18:2,vgg16:2"
+    default_batch = "resnet18,vgg16:2, resnet18:4,resnet18:2 ,vgg16:2"
     assert command.named_networks(default_batch) == [
         ("resnet18", 4),
         ("vgg16", 2),

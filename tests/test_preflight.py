@@ -11,6 +11,7 @@ import smi
 from ddlkit.core.errors import UserError
 from ddlkit.jobs import vitals
 from ddlkit.measure import session as sessions
+from ddlkit.store import machine
 from workbook import cli
 from workbook.record import preflight
 
@@ -45,19 +46,34 @@ def test_variables_that_change_what_is_measured_are_to_be_unset(
     assert cli.main(["record", "cpu", "--preflight"]) == 0
     assert capfd.readouterr().out.startswith("preflight: all is well, after ")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
-    with pytest.raises(UserError, match="^unset NVIDIA_TF32_OVERRIDE: "):
+    with pytest.raises(UserError, match="^NVIDIA_TF32_OVERRIDE: set"):
         preflight.environment("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(
-        UserError, match="^unset NVIDIA_TF32_OVERRIDE, CUDA_VISIBLE_DEVICES"
+        UserError, match="run unset NVIDIA_TF32_OVERRIDE CUDA_VISIBLE_DEVICES first$"
     ):
         preflight.environment("cuda")
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
     assert preflight.environment("cpu").startswith("commit ")
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
     monkeypatch.delenv("DDLKIT_COMMIT")
-    with pytest.raises(UserError, match="set DDLKIT_COMMIT$"):
+    with pytest.raises(UserError, match="set DDLKIT_COMMIT to the hash"):
         preflight.environment("cpu")
+
+
+def test_what_is_checked_must_be_known_and_have_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "describe", lambda: {"gpus": []})
+    told = {
+        "nosuch --device cpu": "nosuch: no such suite",
+        "gpu": "measure the suite cpu",
+        "gpu-long": "measure the suite cpu",
+        "layers --device cuda": "use --device cpu",
+    }
+    for words, message in told.items():
+        assert cli.main(["record", *words.split(), "--preflight"]) == 2
+        assert message in capsys.readouterr().err
 
 
 def test_a_check_that_failed_is_named_in_the_verdict(

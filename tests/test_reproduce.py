@@ -259,3 +259,20 @@ def test_without_a_python_it_says_what_is_missing(clone: Clone, tmp_path: Path) 
     done = clone.run(PATH=str(tools))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1 and "Python 3.11 or newer" in done.stderr
+
+
+def test_the_package_that_python_lacks_has_its_version(
+    clone: Clone, tmp_path: Path
+) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    played = tools / "python3.11"
+    played.write_text(
+        f'#!/bin/bash\n[[ $2 != *ensurepip* ]] || exit 1\nexec {sys.executable} "$@"\n'
+    )
+    played.chmod(0o755)
+    (clone.path / "requirements.txt").write_text("no-such-package-of-ours==0.0\n")
+    done = clone.run(PATH=f"{tools}:{os.environ['PATH']}")
+    assert done.returncode == 1
+    version = ".".join(platform.python_version_tuple()[:2])
+    assert f"(python{version}-venv on " in done.stderr

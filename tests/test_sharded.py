@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sharded
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -563,3 +564,12 @@ def test_recorded_cases_reach_what_was_frozen(request: pytest.FixtureRequest) ->
             now, row = goal.judged(of), rows.loc[goal.goal]
             assert float(row["reached"]) == pytest.approx(now["reached"], rel=1e-5)
             assert (row["wanted"], row["held"]) == (now["wanted"], str(now["holds"]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on GPUs no messages are needed")
+def test_without_a_folder_of_messages_it_says_what_to_run_first(tmp_path: Path) -> None:
+    for arguments in ((), ("a", "b")):
+        with pytest.raises(SystemExit, match="^usage: "):
+            sharded.main(*arguments)
+    with pytest.raises(SystemExit, match="first run python -m workbook campaign"):
+        sharded.main(str(tmp_path))

@@ -147,6 +147,21 @@ def test_predictions_are_made_of_a_part_that_is_a_campaign(tmp_path: Path) -> No
         record("layers", out=tmp_path, dry_run=True, predict=True)
 
 
+@pytest.mark.parametrize("isolate", [True, False])
+def test_a_device_that_is_lacking_is_blamed_on_the_file_that_asks_for_it(
+    isolate: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddlkit.store.machine.describe", lambda: {"gpus": []})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    file = tmp_path / "of_gpus.json"
+    asked = {"device": "cuda", "isolate": isolate, "points": [TINY]}
+    file.write_text(json.dumps(asked))
+    with pytest.raises(UserError, match=f"^{file}: device: cuda: .*write device: cpu"):
+        record(str(file), out=tmp_path)
+    with pytest.raises(UserError, match="--device cpu$"):
+        record(str(file), out=tmp_path, device="cuda")
+
+
 def test_a_wrong_key_of_all_points_is_not_blamed_on_one(tmp_path: Path) -> None:
     file = tmp_path / "shared.json"
     # Points of another kind have the key "repeats".
@@ -250,7 +265,8 @@ def test_networks_that_are_chosen_take_the_place_of_the_suites_own(
 
 def test_networks_are_refused_by_the_name_that_was_given(tmp_path: Path) -> None:
     for name in ("quick", "all", "slowdown"):
-        with pytest.raises(UserError, match=f"not on {name}:"):
+        told = f"not on {name}: .* layers --networks lenet5:2$"
+        with pytest.raises(UserError, match=told):
             record(name, networks=["lenet5:2"], out=tmp_path)
 
 

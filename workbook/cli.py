@@ -52,6 +52,23 @@ def _no_directory(option: str, path: Path) -> UserError:
     return UserError(f"{option}: no such directory: check its name")
 
 
+def _with_recorded_tables(folder: Path) -> list[Path]:
+    """Return which of a folder and its subfolders hold recorded tables, packed or not.
+
+    Other files that end in .csv, as those of figures, have no stamp, and do not count.
+    """
+    # Imported here, so that other commands start without what measuring needs.
+    from ddlkit import store
+    from ddlkit.measure.session.engine import with_tables
+    from ddlkit.store.tables import is_stamped
+
+    return [
+        directory
+        for directory in with_tables(folder)
+        if any(is_stamped(path) for path in store.list_tables(directory))
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the workbook.
 
@@ -116,7 +133,6 @@ def build(arguments: argparse.Namespace) -> None:
         written.
     """
     # Imported here, so that other commands start without what the site needs.
-    from ddlkit.measure.session.engine import with_tables
     from workbook.site import book
 
     numbers = _notebook_numbers(arguments.only)
@@ -132,7 +148,7 @@ def build(arguments: argparse.Namespace) -> None:
         )
     # A directory that is named must hold tables. Only without --data is it no error if nothing was
     # measured yet, and then the recordings alone are shown.
-    if arguments.data is not None and not with_tables(arguments.data):
+    if arguments.data is not None and not _with_recorded_tables(arguments.data):
         raise UserError(
             f"--data {arguments.data}: holds no recorded tables: name the directory in which "
             "python -m workbook record wrote its tables, or give --recorded instead"
@@ -216,9 +232,9 @@ def figures(arguments: argparse.Namespace) -> int:
             "python -m workbook build wrote its reports"
         )
     if arguments.reports and not arguments.check:
-        raise UserError(
-            "--reports has an effect with --check only: leave it out, or add --check"
-        )
+        # The options --check and --write exclude each other.
+        advice = "leave it out" if arguments.write else "leave it out, or add --check"
+        raise UserError(f"--reports has an effect with --check only: {advice}")
     return catalog.command(
         check=arguments.check, write=arguments.write, reports=arguments.reports
     )
@@ -363,7 +379,8 @@ def record(arguments: argparse.Namespace) -> int | None:
     Raises
     ------
     UserError
-        If --preflight cannot tell which device is checked, or as `_record` does.
+        If the name with --preflight is unknown, if --preflight cannot tell which device is checked, or
+        as `_record` does.
     """
     if not arguments.preflight:
         print(_record(arguments))
@@ -386,6 +403,10 @@ def record(arguments: argparse.Namespace) -> int | None:
         ],
         "has no effect with --preflight, which measures nothing",
     )
+    from workbook.record import recording
+
+    # Refuses an unknown name.
+    suite = recording.suite_of(arguments.name)
     # The suites of a single device. For any other name, --device must say which one is checked.
     devices = {"cpu": "cpu", "gpu": "cuda", "gpu-long": "cuda"}
     device = arguments.device or devices.get(arguments.name)
@@ -393,7 +414,7 @@ def record(arguments: argparse.Namespace) -> int | None:
         raise UserError(
             "--preflight: say which device is checked: add --device cpu or --device cuda"
         )
-    return preflight(device)
+    return preflight(device, recording.remedy_without_gpu(suite))
 
 
 def _record(arguments: argparse.Namespace) -> Path | str:
@@ -421,7 +442,9 @@ def _record(arguments: argparse.Namespace) -> Path | str:
     # A wrong name is refused here, where the error can name the option.
     _refuse_networks(arguments.networks)
     # `record` takes each network as the user wrote it, such as "resnet50:32".
-    names = arguments.networks.split(",") if arguments.networks else ()
+    names = []
+    if arguments.networks:
+        names = [name.strip() for name in arguments.networks.split(",")]
     # If the user interrupts, a message says where the tables are that were already measured.
     with interrupt_says_kept(arguments.out):
         directory_or_plan = recording.record(
@@ -576,7 +599,6 @@ def pack(arguments: argparse.Namespace) -> None:
         If there is no such folder, if it holds no tables, or if a table is damaged.
     """
     from ddlkit import store
-    from ddlkit.measure.session.engine import with_tables
     from ddlkit.store import tables
     from workbook.common import places
 
@@ -584,11 +606,11 @@ def pack(arguments: argparse.Namespace) -> None:
     if not folder.is_dir():
         raise _no_directory(str(folder), folder)
     # The folder itself and its subfolders, if they hold tables. Each is packed on its own.
-    directories = with_tables(folder)
+    directories = _with_recorded_tables(folder)
     if not directories:
         raise UserError(
-            f"{folder}: holds no recorded tables: give a folder of CSV tables, as "
-            "data/recorded"
+            f"{folder}: holds no recorded tables: give a folder into which tables were recorded, "
+            "as data/recorded"
         )
     # The paths of the tables that are packed now, without those that were packed before.
     packed = []

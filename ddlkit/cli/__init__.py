@@ -537,7 +537,7 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     # This comes first, because argparse would complain of other things before it reports an
     # unknown option.
     _refuse_unknown_option(words, program)
-    _refuse_empty_value(words)
+    _refuse_empty_value(words, program)
     parser = _parser(program)
     # `unknown` can still have words too many, and options with a single dash.
     arguments, unknown = parser.parse_known_args(words)
@@ -585,10 +585,11 @@ def _refuse_unknown_option(words: Sequence[str], program: Program) -> None:
             raise _no_such_argument(name, command, program, options)
 
 
-def _refuse_empty_value(words: Sequence[str]) -> None:
+def _refuse_empty_value(words: Sequence[str], program: Program) -> None:
     """Raise UserError for an empty word, and for an option with nothing after its "=".
 
-    An unset variable of a shell is such a word. As a path, it would mean the current directory.
+    An unset variable of a shell is such a word. As a path, it would mean the current directory. The
+    error offers to leave the argument out only if the command does not need it.
     """
     for previous, word in zip(["", *words], words, strict=False):
         if word == "":
@@ -598,11 +599,30 @@ def _refuse_empty_value(words: Sequence[str]) -> None:
         else:
             continue
         called = words[0] or "the command"
+        is_needed = _is_needed(option, words[0], program)
         if option:
-            raise UserError(
-                f"{called} {option}: its value is empty: write it, or leave {option} out"
-            )
-        raise UserError(f"{called}: an argument is empty: write it, or leave it out")
+            advice = "write it" if is_needed else f"write it, or leave {option} out"
+            raise UserError(f"{called} {option}: its value is empty: {advice}")
+        advice = "write it" if is_needed else "write it, or leave it out"
+        raise UserError(f"{called}: an argument is empty: {advice}")
+
+
+def _is_needed(option: str, command: str, program: Program) -> bool:
+    """Return whether a command cannot do without an option or, for "", without any of its other arguments."""
+    if command not in program.commands:
+        return False
+    arguments = program.commands[command].arguments
+    if option:
+        return any(
+            option in argument.names and argument.options.get("required")
+            for argument in arguments
+        )
+    positional = [
+        argument for argument in arguments if not argument.names[0].startswith("-")
+    ]
+    # An argument with "nargs" may be left out, or be one of several.
+    may_be_left_out = any("nargs" in argument.options for argument in positional)
+    return bool(positional) and not may_be_left_out
 
 
 def _no_such_argument(

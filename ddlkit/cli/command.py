@@ -1169,7 +1169,8 @@ def require_model_file(spec: str) -> None:
 def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return the name and the batch size of each network in ``text``, as in resnet50:32,vgg16.
 
-    A network that is given twice with one batch size counts once. The list is empty if ``text``
+    A comma may have a blank beside it. A network that is given twice with one batch size counts
+    once. The list is empty if ``text``
     is None, which stands for an option that is not given. Raises UserError if ``text`` names no
     network, or has a wrong batch size.
     """
@@ -1183,7 +1184,7 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
             "leave --networks out"
         )
     try:
-        networks = [network_of(name) for name in text.split(",")]
+        networks = [network_of(name.strip()) for name in text.split(",")]
     except (ValueError, UserError) as error:
         raise UserError(f"--networks {text}: {error}") from None
     # A dictionary keeps the order, and each of its keys once.

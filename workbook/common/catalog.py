@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +88,27 @@ def load(path: Path | None = None) -> tuple[Entry, ...]:
         for name, value in item.items():
             # Entries are immutable, so lists become tuples.
             fields[name] = tuple(value) if isinstance(value, list) else value
-        try:
-            entry = Entry(**fields)
-        except TypeError as error:
-            # A field is unknown or missing.
-            raise UserError(f"{path}, {item.get('id')}: {error}") from error
+        _refuse_wrong_fields(fields, f"{path}, {item.get('id')}")
+        entry = Entry(**fields)
         if entry.id in entries:
             raise UserError(f"{path}, {entry.id}: id appears twice: give each its own")
         entries[entry.id] = entry
     return tuple(entries.values())
+
+
+def _refuse_wrong_fields(fields: Mapping[str, Any], where: str) -> None:
+    """Raise UserError if an entry has an unknown field or lacks one. ``where`` is its place."""
+    known = signature(Entry).parameters
+    for name in fields:
+        if name not in known:
+            raise UserError(f"{where}: {name}: unknown field: use {', '.join(known)}")
+    missing = [
+        name
+        for name, field in known.items()
+        if field.default is Parameter.empty and name not in fields
+    ]
+    if missing:
+        raise UserError(f"{where}: write also the fields {', '.join(missing)}")
 
 
 def find_problems(reports: Path, entries: Sequence[Entry]) -> list[str]:
@@ -420,7 +433,8 @@ def _check(entries: Sequence[Entry], page: Path, reports: Path) -> int:
     not_checked = ""
     if missing:
         not_checked = (
-            "; the running times of the notebooks were not checked, because "
+            "; how long the notebooks take to read, and whether they show warnings, was not "
+            "checked, because "
             f"{missing} of them are not in build/executed: "
             "run python -m workbook build --recorded to check them too"
         )

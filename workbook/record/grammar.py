@@ -633,7 +633,7 @@ def _nothing_wanted(suite: Suite, part: str, device: str) -> UserError:
         described.get("device") not in (None, "", device) for described in suite.points
     ):
         reasons.append(
-            f"a point with the key device is measured on that device only, and this one is {device}, "
+            f"a point with the key device is measured on that device only, and {device} is measured here, "
             "so leave device out of the point"
         )
     return UserError(

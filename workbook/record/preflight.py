@@ -39,10 +39,17 @@ All checks take the device, so that they can be called alike, even if a check do
 Raises an error if something does not work."""
 
 
-def preflight(device: str) -> int:
-    """Run all checks of a device, "cpu" or "cuda", and print what became of each and a verdict.
+def preflight(device: str, remedy: str = "use --device cpu") -> int:
+    """Run all checks of a device and print what became of each and a verdict.
 
     `run_session` prints a line for each check when it has ended. The verdict is printed here.
+
+    Parameters
+    ----------
+    device : str
+        "cpu" or "cuda".
+    remedy : str, optional
+        What to do if the device is "cuda" and there is no GPU, as the error says it.
 
     Returns
     -------
@@ -56,7 +63,7 @@ def preflight(device: str) -> int:
         then.
     """
     if device == "cuda" and not machine.describe()["gpus"]:
-        raise UserError("no GPU here: nothing can be checked: use --device cpu")
+        raise UserError(f"no GPU here: nothing can be checked: {remedy}")
     start_s = time.monotonic()
     # Nothing is kept of the session. Its checks measure no tables, and the outcomes, which it
     # writes itself, are read before the directory is removed.
@@ -130,13 +137,15 @@ def environment(device: str) -> str:
         harmful.append("CUDA_VISIBLE_DEVICES")
     if harmful:
         raise UserError(
-            f"unset {', '.join(harmful)}: what is measured would be something else"
+            f"{', '.join(harmful)}: set in the environment, where it changes what is measured: "
+            f"run unset {' '.join(harmful)} first"
         )
     commit = machine.commit()
     # The stamp of each recorded table names the commit.
     if commit == "unknown":
         raise UserError(
-            "commit unknown, and every stamp would say so: set DDLKIT_COMMIT"
+            "the commit of the code is unknown, and every stamp would say so: set DDLKIT_COMMIT to "
+            "the hash of the commit"
         )
     # Ranks meet at 127.0.0.1. In a new network namespace this address does not work until it is set
     # up, and looking for a free port raises an error.

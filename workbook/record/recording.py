@@ -14,7 +14,7 @@ from ddlkit.measure.session.engine import estimate, run_session
 from ddlkit.store import machine
 from ddlkit.store.tables import is_stamped
 from workbook.common import places
-from workbook.record.grammar import CAMPAIGN, Suite, points, read
+from workbook.record.grammar import CAMPAIGN, SUITES, Suite, points, read
 
 PARTS = (
     "layers",
@@ -90,17 +90,10 @@ def record(
     if networks and what != "layers":
         raise UserError(
             f"--networks has an effect on the part layers only, not on {what}: leave it "
-            "out, or run python -m workbook record layers --networks"
+            f"out, or run python -m workbook record layers --networks {','.join(networks)}"
         )
-    if what in PARTS:
-        name = suite
-        part = what
-    else:
-        name = what
-        part = "all"
-    # An error for an unknown name lists all that the command can record. Straggling is in no suite,
-    # and is recorded by another function.
-    measured_suite = read(name, parts=PARTS, others=("straggling",))
+    part = what if what in PARTS else "all"
+    measured_suite = suite_of(what, suite)
     device = _checked_device(measured_suite, device)
     out = out or _default_out(measured_suite, device)
     # The session calls this function with its directory and its number (1, 2, ...).
@@ -147,6 +140,35 @@ def record(
     )
 
 
+def suite_of(what: str, suite: str = "quick") -> Suite:
+    """Return the suite that is measured, or to which the measured part belongs.
+
+    Parameters
+    ----------
+    what : str
+        The name of a suite, a file of points, or one of `PARTS`.
+    suite : str, optional
+        The suite of a part.
+
+    Raises
+    ------
+    UserError
+        If there is no such suite, file or part, or if the file is wrong.
+    """
+    name = suite if what in PARTS else what
+    # An error for an unknown name lists all that the command can record. Straggling is in no suite,
+    # and is recorded by another function.
+    return read(name, parts=PARTS, others=("straggling",))
+
+
+def remedy_without_gpu(suite: Suite) -> str:
+    """Return what to do if GPUs are asked for and there are none, as an error says it."""
+    if suite.device == "cuda" and suite.file.parent == SUITES:
+        # The sizes of the suites of GPUs take far too long on a processor.
+        return "measure the suite cpu, or run this on a machine with a GPU"
+    return "use --device cpu"
+
+
 def _checked_device(suite: Suite, device: str) -> str:
     """Return the device for a suite: "cpu", "cuda", or "" for a device that is decided later.
 
@@ -155,14 +177,15 @@ def _checked_device(suite: Suite, device: str) -> str:
     GPU. For other suites it stays "". Raises UserError if the device is a GPU and there is none.
     """
     has_gpus = bool(machine.describe()["gpus"])
+    is_of_file = not device and suite.file.parent != SUITES
     if suite.isolate:
         device = device or suite.device or ("cuda" if has_gpus else "cpu")
     if device == "cuda" and not has_gpus:
-        remedy = "use --device cpu"
-        if suite.device == "cuda":
-            # The sizes of the suites of GPUs take far too long on a processor.
-            remedy = "measure the suite cpu, or run this on a machine with a GPU"
-        raise UserError(f"no GPU here: nvidia-smi lists none; {remedy}")
+        asked, remedy = "", remedy_without_gpu(suite)
+        if is_of_file:
+            asked = f"{suite.file}: device: cuda: "
+            remedy = "write device: cpu, or run this on a machine with a GPU"
+        raise UserError(f"{asked}no GPU here: nvidia-smi lists none; {remedy}")
     return device
 
 

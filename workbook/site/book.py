@@ -145,6 +145,10 @@ def notebooks(only: Sequence[str] = (), folder: Path | None = None) -> list[Path
     """
     folder = folder or places.NOTEBOOKS
     paths = {path.name[:2]: path for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))}
+    if only and not paths:
+        raise UserError(
+            f"{folder}: holds no notebooks: run this in a whole clone of the repository"
+        )
     for number in only:
         if number not in paths:
             raise UserError(
@@ -230,8 +234,8 @@ def _check_open_files() -> None:
     # A negative number means that there is no limit.
     if 0 <= allowed < FILES:
         raise UserError(
-            f"{allowed} open files are allowed, kernels of notebooks need up to {FILES}: "
-            f"ulimit -n {FILES}"
+            f"{allowed} open files are allowed, but kernels of notebooks need up to {FILES}: "
+            f"run ulimit -n {FILES} first"
         )
 
 
