@@ -323,6 +323,15 @@ MISTAKES = {
     "measure collectives --sizes 0": "a message has at least 1 byte",
     "measure layers --networks resnet-fifty:4": "--networks resnet-fifty: unknown network",
     "measure layers --networks resnet18,4": "as in resnet18:4",
+    "measure layers --networks resnet18,vgg16:x": "--networks vgg16:x: the batch size 'x'",
+    "measure layers --networks resnet18:4,vgg16:0": "--networks vgg16:0: must have a batch",
+    "measure layers --networks resnet18:99999999999": "a batch of 1 to 1000000000",
+    "measure layers --networks resnet18,": "--networks resnet18,: a network is empty",
+    "measure collectives --sizes 1MiB 2MiB": "as in 1MiB,2MiB",
+    "measure collectives --sizes=1MiB 2MiB": "as in 1MiB,2MiB",
+    "measure collectives --sizes 1MiB --sizes 2MiB": "after one --sizes, separated by commas",
+    "measure layers --m 3": "--m is ambiguous: write --model or --minutes",
+    "lab down ddl0": "did you mean --label ddl0?",
     "measure gpu": "without one, use ddlkit measure quick",
     f"{WHAT_IF} --gpus 0": "--gpus 0: one GPU alone sends nothing",
     f"{WHAT_IF} --straggler 4:1.2": "--straggler 4:1.2: there is no rank '4': the ranks are 0 to 3",
@@ -347,6 +356,7 @@ MISTAKES = {
     "lab up --ranks 1": "--ranks 1: a lab has 2 to 64 ranks",
     "lab up --rate 200gbit": "--rate: '200gbit': a rate of 200gbit is not possible",
     "measure collectives --lab 1gbit --ranks 65": "--ranks 65: a lab has 2 to 64 ranks",
+    "measure collectives --lab 1gbit --ranks 300": "--ranks 300: a lab has 2 to 64 ranks",
     "measure collectives --lab 1gbit,100": "--lab 1gbit,100: delay 100 s is not possible",
     "measure collectives --lab 200gbit": "--lab 200gbit: a rate of 200gbit is not possible",
     "lab up --engine emulated --loss 200%": "--loss 200%: a loss of 200% is not possible",
@@ -388,6 +398,43 @@ def test_a_mistake_is_one_line_that_says_what_and_where(
 ) -> None:
     assert_one_line(words, MISTAKES[words], capsys)
     assert not Path("p.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "may_be_left_out"),
+    [
+        (["trace", "--model=", "--out", "t"], False),
+        (["trace", "--model", "m.py:net", "--out", "t", "--ranks", ""], True),
+        (["measure", ""], False),
+        (["measure", "layers", ""], True),
+        (["explain", ""], False),
+        (["explain", "a.json", ""], True),
+        ([""], False),
+    ],
+)
+def test_only_what_is_not_needed_may_be_left_out_if_it_is_empty(
+    words: list[str], may_be_left_out: bool, capsys: Capture
+) -> None:
+    assert cli.main(words) == 2
+    assert ("leave" in capsys.readouterr().err) == may_be_left_out
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--ranks"])
+def test_zero_is_a_value_that_a_users_own_model_does_not_take(
+    option: str, capsys: Capture
+) -> None:
+    Path("mine.py").touch()
+    words = f"measure layers --model mine.py:net {option} 0"
+    assert_one_line(words, f"{option} has no effect with --model", capsys)
+
+
+def test_blanks_around_the_networks_of_a_list_do_not_count(capsys: Capture) -> None:
+    listed = []
+    for networks in ("resnet18:2,vgg16", " resnet18:2 , vgg16 "):
+        words = ["measure", "layers", "--dry-run", "--networks", networks]
+        assert cli.main(words) == 0
+        listed.append(capsys.readouterr().out)
+    assert listed[0] == listed[1]
 
 
 def test_an_option_that_names_a_table_of_another_kind_is_named_with_the_right_one(

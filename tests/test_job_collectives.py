@@ -570,6 +570,19 @@ def test_a_failure_of_one_rank_ends_all_with_one_line(
     assert last_lines[0] == last_lines[1] and complaint in last_lines[0]
 
 
+def test_a_file_in_the_place_of_the_directory_ends_all_ranks_with_a_line(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "tables"
+    file.touch()
+    words = ["measure", "collectives", "--out", str(file)]
+    statuses, said = two_ranks(partial(cli.main, words), tmp_path, on_one_node=True)
+    assert statuses == [2, 2], said
+    for rank, line in enumerate(each.splitlines()[-1] for each in said):
+        assert line.count(str(file)) == 1
+        assert ("rank 0 cannot use it" in line) == (rank == 1)
+
+
 def test_a_command_does_not_end_its_process_for_an_earlier_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -260,6 +260,8 @@ class TestOwner:
         assert {row["label"]: row["alive"] for row in status()}["torn"] is True
         lines("ip", "netns", "del", lab.namespaces[namespace])
         assert {row["label"]: row["alive"] for row in status()}["torn"] is False
+        with pytest.raises(UserError, match="the labs of this machine are .*torn"):
+            attach("other")
         assert "torn" in clean() and traces("torn") == []
 
     @pytest.mark.fault(

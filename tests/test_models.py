@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -297,6 +298,19 @@ def test_a_network_that_torchvision_lacks_is_seen_by_the_check() -> None:
         check("torchvision:resnet19")
     with pytest.raises(UserError, match="'fcn_resnet50' does not classify images"):
         check("torchvision:fcn_resnet50")
+
+
+def test_the_networks_that_are_listed_for_an_unknown_one_can_be_given_as_they_stand() -> (
+    None
+):
+    for unknown in ("torchvision:densenet12", "densenet12"):
+        with pytest.raises(UserError, match="use one of ") as caught:
+            registry.require(unknown)
+        _, _, listed = str(caught.value).partition("use one of ")
+        # After the names, the error says what else may be given, or how many names there are more.
+        names = re.split(", or | and ", listed)[0].split(", ")
+        for name in names:
+            registry.require(name)
 
 
 def test_a_model_on_two_devices_is_refused() -> None:

@@ -448,6 +448,13 @@ def _rephrased(message: str) -> str:
         r"takes no value: leave =\1 out",
         problem,
     )
+    # "ambiguous option: --m could match --model, --minutes". The option may have a value, as in
+    # --m=3.
+    ambiguous = re.fullmatch(r"ambiguous option: ([^=\s]*).* could match (.*)", problem)
+    if ambiguous:
+        option, matches = ambiguous.groups()
+        *others, last = matches.split(", ")
+        return f"{option} is ambiguous: write {', '.join(others)} or {last}"
     # "argument --to: invalid choice: 'x' (choose from 'ddp', 'inductor')".
     return re.sub(
         r"^(.*): invalid choice: (.*) \(choose from (.*)\)$",
@@ -506,11 +513,18 @@ class _StoreOnce(argparse.Action):
         assert isinstance(parser, _Parser)
         if self.dest in parser.stored:
             remedy = "leave one out"
-            if self.nargs == "+":
+            if self.nargs == "+" or _takes_list(self.metavar):
                 remedy = f"write all its values after one {self.option_strings[0]}"
+            if _takes_list(self.metavar):
+                remedy += ", separated by commas"
             parser.error(f"{self.option_strings[0]} is given twice: {remedy}")
         parser.stored |= {self.dest}
         setattr(namespace, self.dest, values)
+
+
+def _takes_list(metavar: Any) -> bool:
+    """Return whether an option takes a list with commas, as its metavar such as SIZE,... says."""
+    return str(metavar).endswith(",...")
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -542,7 +556,8 @@ def _parse(words: Sequence[str], program: Program = DDLKIT) -> argparse.Namespac
     # `unknown` can still have words too many, and options with a single dash.
     arguments, unknown = parser.parse_known_args(words)
     if unknown:
-        raise _no_such_argument(unknown[0], arguments.command, program)
+        advice = _advice_on_extra_word(unknown[0], words, program)
+        raise _no_such_argument(unknown[0], arguments.command, program, advice=advice)
     # A parser without defaults returns only the arguments that are given in ``words``.
     only_given, _ = _parser(program, with_defaults=False).parse_known_args(words)
     arguments.given_names = frozenset(vars(only_given))
@@ -591,47 +606,90 @@ def _refuse_empty_value(words: Sequence[str], program: Program) -> None:
     An unset variable of a shell is such a word. As a path, it would mean the current directory. The
     error offers to leave the argument out only if the command does not need it.
     """
-    for previous, word in zip(["", *words], words, strict=False):
+    if words and words[0] == "":
+        raise UserError("the command is empty: write it")
+    for position, word in enumerate(words):
+        previous = words[position - 1] if position else ""
         if word == "":
             option = previous if previous.startswith("--") else ""
         elif word.startswith("--") and word.endswith("="):
             option = word.removesuffix("=")
         else:
             continue
-        called = words[0] or "the command"
-        is_needed = _is_needed(option, words[0], program)
-        if option:
-            advice = "write it" if is_needed else f"write it, or leave {option} out"
-            raise UserError(f"{called} {option}: its value is empty: {advice}")
-        advice = "write it" if is_needed else "write it, or leave it out"
-        raise UserError(f"{called}: an argument is empty: {advice}")
+        called = f"{words[0]} {option}" if option else words[0]
+        problem = "its value is empty" if option else "an argument is empty"
+        remedy = "write it"
+        if not _is_required(option, position, words, program):
+            remedy += f", or leave {option or 'it'} out"
+        raise UserError(f"{called}: {problem}: {remedy}")
 
 
-def _is_needed(option: str, command: str, program: Program) -> bool:
-    """Return whether a command cannot do without an option or, for "", without any of its other arguments."""
+def _is_required(
+    option: str, position: int, words: Sequence[str], program: Program
+) -> bool:
+    """Return whether a command needs an option, or else the argument at a position of ``words``.
+
+    ``option`` is "" if the word at the position is no value of an option. It is then taken to be
+    needed if it is the first argument of a command that needs one, because any later word may
+    be one too many.
+    """
+    for argument in _arguments_of(words[0], program):
+        is_positional = not argument.names[0].startswith("-")
+        if option and any(name.startswith(option) for name in argument.names):
+            return bool(argument.options.get("required"))
+        # Of the files of one argument, one may be left out if there are others.
+        if not option and is_positional:
+            n_values = argument.options.get("nargs")
+            needs_this_word = n_values is None or (n_values == "+" and len(words) == 2)
+            return needs_this_word and position == 1
+    return False
+
+
+def _arguments_of(command: str, program: Program) -> Sequence[Argument]:
+    """Return the arguments of a command, none if the program does not have the command."""
     if command not in program.commands:
-        return False
-    arguments = program.commands[command].arguments
-    if option:
-        return any(
-            option in argument.names and argument.options.get("required")
-            for argument in arguments
-        )
-    positional = [
-        argument for argument in arguments if not argument.names[0].startswith("-")
-    ]
-    # An argument with "nargs" may be left out, or be one of several.
-    may_be_left_out = any("nargs" in argument.options for argument in positional)
-    return bool(positional) and not may_be_left_out
+        return ()
+    return program.commands[command].arguments
+
+
+def _advice_on_extra_word(extra: str, words: Sequence[str], program: Program) -> str:
+    """Return what to do about a word that a command does not take, "" if nobody can tell.
+
+    ``words`` are the command and all words after it.
+    """
+    if words[:2] == ["lab", "down"] and not extra.startswith("-"):
+        return f"did you mean --label {extra}?"
+    # An option may be given its value in the same word, as in --sizes=1MiB.
+    single_words: list[str] = []
+    for word in words:
+        single_words += word.split("=", 1) if word.startswith("--") else [word]
+    # The word may be the second value of a list, as in --sizes 1MiB 2MiB.
+    for argument in _arguments_of(words[0], program):
+        if not _takes_list(argument.options.get("metavar")):
+            continue
+        name = argument.names[0]
+        for option, value, word in zip(
+            single_words, single_words[1:], single_words[2:], strict=False
+        ):
+            # The option may be given by its beginning, such as --si.
+            is_this_option = len(option) > 2 and name.startswith(option)
+            if is_this_option and word == extra:
+                values = f"{value.rstrip(',')},{extra}"
+                return f"write the values of {name} with commas and without blanks, as in {values}"
+    return ""
 
 
 def _no_such_argument(
-    word: str, command: str, program: Program, options: Sequence[str] = ()
+    word: str,
+    command: str,
+    program: Program,
+    options: Sequence[str] = (),
+    advice: str = "",
 ) -> UserError:
     """Return the error for a word that a command does not take.
 
     ``command`` is "" for a word before the command. If the word is similar to one of
-    ``options``, the error asks whether that is meant.
+    ``options``, the error asks whether that is meant. Otherwise it gives the ``advice``.
     """
     problem = f"{command} has no argument {one_line(word)}"
     called = f"{program.called} {command}"
@@ -644,7 +702,9 @@ def _no_such_argument(
     names = [option.removeprefix("--") for option in options]
     similar = difflib.get_close_matches(word.removeprefix("--"), names, n=1)
     if similar:
-        problem += f": did you mean --{similar[0]}?"
+        advice = f"did you mean --{similar[0]}?"
+    if advice:
+        problem += f": {one_line(advice)}"
     return UserError(f"{problem} (see {called} --help)")
 
 

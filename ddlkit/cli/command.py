@@ -539,18 +539,16 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
     Raises
     ------
     UserError
-        If another process holds the directory.
+        If the directory cannot be written, or if another process holds it.
     """
-    from ddlkit import store
-
     # The stack holds the lock until the block of the caller has ended.
     with contextlib.ExitStack() as stack:
         refusal: UserError | None = None
         if me is None or me.rank == 0:
             try:
-                stack.enter_context(store.lock(out / ".lock"))
+                _lock_directory(out, stack)
             except UserError as error:
-                refusal = UserError(f"--out {out}: {error}, or name another directory")
+                refusal = error
         if me is not None:
             from ddlkit.jobs.rank import agree_all
 
@@ -559,10 +557,25 @@ def only_command_in(out: Path, me: Any = None) -> Iterator[None]:
             # whether rank 0 has the lock.
             is_locked = agree_all(refusal is None)
             if not is_locked and me.rank != 0:
-                refusal = UserError(f"--out {out}: rank 0 could not lock it")
+                refusal = UserError(f"--out {out}: rank 0 cannot use it")
         if refusal:
             raise refusal
         yield
+
+
+def _lock_directory(out: Path, stack: contextlib.ExitStack) -> None:
+    """Lock the directory of --out until ``stack`` is closed, and make it if need be.
+
+    Raises UserError if the directory cannot be written, or if another process holds it.
+    """
+    from ddlkit import store
+
+    # A file in the place of the directory is refused here, with advice of its own.
+    refuse_impossible_directory("--out", out)
+    try:
+        stack.enter_context(store.lock(out / ".lock"))
+    except UserError as error:
+        raise UserError(f"--out {out}: {error}, or name another directory") from None
 
 
 @command(
@@ -662,15 +675,16 @@ def measure(arguments: argparse.Namespace) -> None:
 def _measure_here(arguments: argparse.Namespace) -> None:
     """Measure parts in a session of this machine, which starts its own ranks."""
     _refuse_options_of_a_job(arguments)
+    # A wrong lab or name is refused before the imports below load torch, which takes seconds.
+    # `_points_of_parts` reads the rate again. A lab has fewer ranks than `ranks_to_start` allows,
+    # so it is checked first.
+    refuse_impossible_lab(arguments.lab, arguments.ranks)
     # If --ranks is too large for one machine, the error advises to run this command under
     # torchrun. There it measures only the part collectives, even if another part is asked for
     # here.
     program_in_job = "ddlkit measure collectives"
     # 0 stands for the default of `parts.points`: two ranks, or one for each GPU.
     ranks = ranks_to_start(arguments.ranks, default=0, program=program_in_job)
-    # A wrong lab or name is refused before the imports below load torch, which takes seconds.
-    # `_points_of_parts` reads the rate again.
-    refuse_impossible_lab(arguments.lab, arguments.ranks)
     # A dry run only lists what would be measured, which a machine without lab can do, too.
     if not arguments.dry_run:
         require_lab(arguments.lab)
@@ -1169,10 +1183,9 @@ def require_model_file(spec: str) -> None:
 def named_networks(text: str | None) -> list[tuple[str, int]]:
     """Return the name and the batch size of each network in ``text``, as in resnet50:32,vgg16.
 
-    A comma may have a blank beside it. A network that is given twice with one batch size counts
-    once. The list is empty if ``text``
-    is None, which stands for an option that is not given. Raises UserError if ``text`` names no
-    network, or has a wrong batch size.
+    Blanks around the networks do not count. A network that is given twice with one batch size
+    counts once. The list is empty if ``text`` is None, which stands for an option that is not
+    given. Raises UserError if ``text`` names no network, or has a wrong batch size.
     """
     from ddlkit.measure.named import network_of
 
@@ -1183,10 +1196,17 @@ def named_networks(text: str | None) -> list[tuple[str, int]]:
             "--networks names no network: give networks as in resnet50:32,vgg16, or "
             "leave --networks out"
         )
-    try:
-        networks = [network_of(name.strip()) for name in text.split(",")]
-    except (ValueError, UserError) as error:
-        raise UserError(f"--networks {text}: {error}") from None
+    networks = []
+    for entry in text.split(","):
+        described_network = entry.strip()
+        if not described_network:
+            raise UserError(
+                f"--networks {text}: a network is empty: write it, or leave out its comma"
+            )
+        try:
+            networks.append(network_of(described_network))
+        except ValueError as error:
+            raise UserError(f"--networks {described_network}: {error}") from None
     # A dictionary keeps the order, and each of its keys once.
     return [*dict.fromkeys(networks)]
 
@@ -1244,8 +1264,9 @@ def _refuse_wrong_options_of_model(arguments: argparse.Namespace) -> None:
         )
     require_model_file(arguments.model)
     for name in _NOT_WITH_MODEL:
-        # An option that is not given is None or False.
-        if getattr(arguments, name):
+        value = getattr(arguments, name)
+        # An option that is not given is None or False. The number 0 is given, too.
+        if value is not None and value is not False:
             raise UserError(
                 f"{option_of(name)} has no effect with --model, which measures one model "
                 "in this process: leave it out"
@@ -1409,22 +1430,25 @@ def _make_lab(arguments: argparse.Namespace) -> None:
 
 
 def _print_labs() -> None:
-    """Print a line for each lab of this machine: its ranks, link, owner and state."""
+    """Print a line for each lab of this machine: its state, ranks and link, and its owner."""
     from ddlkit.lab import network
 
     rows = network.status()
     for row in rows:
-        state = "up" if row["alive"] else "dead"
-        remedy = "" if row["alive"] else ": run ddlkit lab clean"
         # The number of ranks is 0 if the file that describes the lab is damaged.
         ranks = "an unknown number of ranks"
         if row["ranks"]:
             ranks = count_of(row["ranks"], "rank")
+        what_it_has = f"{ranks} over {row['link']}"
         owner = row["owner"]
         # A persistent lab belongs to no process, and stays until the user removes it.
         if owner == "persistent":
             owner = "until ddlkit lab down"
-        print(f"{row['label']}: {state}: {ranks} over {row['link']}, {owner}{remedy}")
+        if row["alive"]:
+            print(f"{row['label']}: up: {what_it_has}, {owner}")
+        else:
+            # The owner of a dead lab may have ended, so it is left out.
+            print(f"{row['label']}: dead: {what_it_has}: run ddlkit lab clean")
     if not rows:
         print("no labs are up")
 

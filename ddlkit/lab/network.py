@@ -484,8 +484,12 @@ def attach(label: str) -> Lab:
     # The states of all labs that are up, by label.
     states = _states()
     if label not in states:
-        labels = ", ".join(states) or "none"
-        raise UserError(f"there is no lab {label!r}; labs that are up: {labels}")
+        if not states:
+            raise UserError(f"there is no lab {label!r}, and no other on this machine")
+        labels = ", ".join(states)
+        raise UserError(
+            f"there is no lab {label!r}: the labs of this machine are {labels}"
+        )
     state = states[label]
     # `_checked_state` returns no shape for a state file that cannot be read.
     if not state["shape"]:

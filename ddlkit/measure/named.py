@@ -5,8 +5,9 @@ There is no torch here, so that commands can check their arguments at once.
 
 from __future__ import annotations
 
-import re
 from typing import Any
+
+from ddlkit.core.errors import shown
 
 DEFAULT_BATCH = 4
 MOST_BATCH = 10**9
@@ -33,7 +34,7 @@ def network_of(value: Any) -> tuple[str, int]:
     ------
     ValueError
         If there is no name, or if the batch size is not a number from 1 to
-        `MOST_BATCH`. The message continues a sentence whose subject is the value.
+        `MOST_BATCH`. The message is to stand after the value and a colon.
 
     Examples
     --------
@@ -47,14 +48,19 @@ def network_of(value: Any) -> tuple[str, int]:
     prefix = _TORCHVISION if text.startswith(_TORCHVISION) else ""
     short_name, colon, digits = text.removeprefix(prefix).partition(":")
     name = prefix + short_name
-    # A colon must be followed by digits. Without a colon, `digits` is empty.
-    if not short_name or (colon and not re.fullmatch("[0-9]{1,10}", digits)):
+    if not short_name:
         raise ValueError(
             "must be a network, with its batch size as in resnet50:4 or without"
         )
-    batch = int(digits or DEFAULT_BATCH)
-    # The pattern above also matches 0, and numbers of ten digits that are larger than the
-    # largest batch.
+    if not colon:
+        return name, DEFAULT_BATCH
+    # `isdecimal` alone would also take the digits of other scripts.
+    if not (digits.isascii() and digits.isdecimal()):
+        raise ValueError(
+            f"the batch size {shown(digits)} is not a whole number of at least 1"
+        )
+    # This is a float, because `int` refuses thousands of digits.
+    batch = float(digits)
     if not 1 <= batch <= MOST_BATCH:
         raise ValueError(f"must have a batch of 1 to {MOST_BATCH} samples")
-    return name, batch
+    return name, int(batch)

@@ -165,10 +165,11 @@ def refuse_unless_classifying_images(name: str) -> None:
         return
     if name in models.list_models():
         raise UserError(
-            f"{name!r} does not classify images, and no other network of torchvision can be "
-            "measured by its name: name a function that returns it and its loss by --model"
+            f"{name!r} does not classify images, and only networks that do can be measured by "
+            "name: write a function that returns the model and its loss, and give it to ddlkit "
+            "measure layers, advise or trace by --model FILE.py:FUNCTION"
         )
-    advice = _advice_on_name(name, classifying)
+    advice = _advice_on_name(name, classifying, prefix="torchvision:")
     raise UserError(f"torchvision has no network {name!r}: {advice}")
 
 
@@ -247,15 +248,20 @@ def find(name: str) -> Network:
         return NETWORKS.get(short_name) or torchvision_network(short_name)
     if name in NETWORKS:
         return NETWORKS[name]
-    raise UserError(f"unknown network {name!r}: {_advice_on_name(name, [*NETWORKS])}")
+    advice = _advice_on_name(name, [*NETWORKS])
+    raise UserError(f"unknown network {name!r}: {advice}")
 
 
 _MOST_LISTED = 12
 """The most known names that an error lists. Torchvision has more than a hundred."""
 
 
-def _advice_on_name(name: str, known: Sequence[str]) -> str:
-    """Return advice on an unknown name: the most similar known one, and the known ones."""
+def _advice_on_name(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """Return advice on an unknown name: the most similar known one, and the known ones.
+
+    ``prefix`` is what a user writes before each of the ``known`` names. Without one, these are
+    `NETWORKS`, and any network of torchvision is known besides.
+    """
     # A number is probably a batch size that was meant to follow a name.
     if name.isdigit():
         return (
@@ -263,14 +269,17 @@ def _advice_on_name(name: str, known: Sequence[str]) -> str:
         )
     # At this cutoff a known name is similar if it differs in a letter or two.
     similar = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.8)
-    guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
-    listed = ", ".join(known[:_MOST_LISTED])
+    guess = f"did you mean {prefix + similar[0]!r}? Otherwise " if similar else ""
+    listed = ", ".join(prefix + known_name for known_name in known[:_MOST_LISTED])
     if len(known) > _MOST_LISTED:
         listed += f" and {len(known) - _MOST_LISTED} more"
-    return (
-        f"{guess}use one of {listed}, or any network of torchvision that classifies images, "
-        "as in torchvision:densenet121"
-    )
+    advice = f"{guess}use one of {listed}"
+    if not prefix:
+        advice += (
+            ", or any network of torchvision that classifies images, as in "
+            "torchvision:densenet121"
+        )
+    return advice
 
 
 def require(name: str) -> None:
