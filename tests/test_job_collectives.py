@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -208,6 +209,29 @@ def test_ranks_of_a_launcher_meet_under_the_policy_of_ranks_that_are_started_her
         pass
     assert policies == [os.SCHED_BATCH if allowed else before]
     assert os.sched_getscheduler(0) == before
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_waits_alone_says_so_and_can_be_ended(rank: int) -> None:
+    port = str(free_port())
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    numbers = {**TORCHRUN, "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2"}
+    waits_alone = (
+        "import sys\nfrom ddlkit import cli\nfrom ddlkit.jobs import rank\n"
+        "rank.SILENT_S = 0.5\nsys.exit(cli.main(['measure', 'collectives']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", waits_alone],
+        env={**os.environ, **meeting, **numbers},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        # torch may print lines of its own.
+        line = next(each for each in process.stderr if each.startswith("ddlkit: "))
+        assert "127.0.0.1" in line and port in line
+        process.terminate()
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGTERM
 
 
 def test_two_ranks_on_one_gpu_are_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,9 +551,9 @@ def test_the_ranks_of_a_job_are_not_asked_for_again(
 
 def test_the_time_of_a_job_is_no_option_without_one(capsys: Any) -> None:
     assert cli.main(["measure", "collectives", "--minutes", "1"]) == 2
-    assert (
-        "--minutes has an effect under torchrun or srun only" in capsys.readouterr().err
-    )
+    complaint = capsys.readouterr().err
+    assert "--minutes has an effect only" in complaint
+    assert "under torchrun or srun" in complaint
 
 
 @pytest.mark.parametrize("started_by", ["WORLD_SIZE", "SLURM_STEP_ID"])

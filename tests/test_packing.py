@@ -108,7 +108,7 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(
         restore(other, file)
     for damaged in (whole[: len(whole) // 2], b"not gzip", b""):
         file.write_bytes(damaged)
-        with pytest.raises(UserError, match="rec.tgz: no whole archive"):
+        with pytest.raises(UserError, match="rec.tgz: is not a whole archive"):
             restore(other, file)
     assert not contents(other)
 

@@ -143,8 +143,8 @@ def test_a_packet_is_cut_into_frames(payload: int, frames: int, n_bytes: int) ->
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"delay": "1m"}, "is not possible: use 0 to 10 s"),
-        ({"loss": "51%"}, "is not possible: use 0% to 50%"),
+        ({"delay": "1m"}, "must be from 0 to 10 s"),
+        ({"loss": "51%"}, "must be from 0% to 50%"),
     ],
 )
 def test_wrong_conditions_are_refused_in_one_line(

@@ -138,7 +138,8 @@ def message_sizes(text: str) -> tuple[int, ...]:
     parse = parsed_by(units.parse_bytes)
     sizes = {parse(size) for size in text.split(",")}
     if min(sizes) < 1:
-        raise argparse.ArgumentTypeError("a message has at least 1 byte: leave out 0")
+        remedy = "leave out 0" if max(sizes) else "write for example 1MiB"
+        raise argparse.ArgumentTypeError(f"a message has at least 1 byte: {remedy}")
     return tuple(sorted(sizes))
 
 
@@ -166,7 +167,14 @@ def minutes(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        return parsed_by(units.parse_seconds)(text) / 60
+        example = "3 (minutes) or 90s"
+        return parsed_by(lambda text: units.parse_seconds(text, example))(text) / 60
+
+
+def budget(text: str) -> float:
+    """Return the seconds of --budget, which are a plain number or have a unit."""
+    example = "90s or 8m30s"
+    return parsed_by(lambda text: units.parse_seconds(text, example))(text)
 
 
 def collective_name(text: str) -> str:
@@ -438,7 +446,7 @@ def session_options(
             "how to measure",
             arg(
                 "--budget",
-                type=parsed_by(units.parse_seconds),
+                type=budget,
                 metavar="TIME",
                 help=_BUDGET.format(further_default_budget),
             ),
@@ -468,19 +476,19 @@ _PARTS = """What to measure: layers (the time of each layer), collectives (the t
 of messages by size), slowdown (how much compute and messages slow each other down),
 copies (the time of copies in memory), training (iterations under
 DistributedDataParallel), or quick (all of these)."""
+_SUITES_IN_THE_WORKBOOK = ("full", "cpu", "gpu", "smoke", "all")
 IN_THE_WORKBOOK = (
-    "full",
-    "cpu",
-    "gpu",
-    "smoke",
-    "all",
+    *_SUITES_IN_THE_WORKBOOK,
     "replay",
     "campaign",
     "convergence",
     "input",
     "estimators",
 )
-"""What ``python -m workbook record`` measures, and ``ddlkit measure`` once did."""
+"""What ``python -m workbook record`` measures, and ``ddlkit measure`` once did.
+
+The suites measure all that predictions need, as the part quick does.
+"""
 
 LAB_LINKS = """over emulated links of this machine, which needs Linux and root. RATE
 is the rate of each link, from 1mbit to 100gbit, and DELAY its delay, of at most 10s, as in
@@ -972,11 +980,16 @@ def _refuse_wrong_part(part: str) -> None:
     # measurements. The workbook, another program of this project, takes them now.
     is_file = part.endswith((".yml", ".yaml", ".json"))
     if is_file or part in IN_THE_WORKBOOK:
-        raise UserError(
-            f"{part} is now: python -m workbook record {part}, in a clone of the "
-            "project; without one, use ddlkit measure quick, which measures GPUs where "
-            "there are some"
+        problem = (
+            f"ddlkit measure {part} is now: python -m workbook record {part}, in a clone of "
+            "the project"
         )
+        if part in _SUITES_IN_THE_WORKBOOK:
+            problem += (
+                "; without one, use ddlkit measure quick, which measures GPUs where there are "
+                "some"
+            )
+        raise UserError(problem)
     if part not in PARTS:
         raise UserError(f"measure {shown(part)}: use one of {', '.join(PARTS)}")
 

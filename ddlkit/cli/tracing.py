@@ -87,7 +87,7 @@ def trace(arguments: argparse.Namespace) -> None:
         "--iterations",
         arguments.iterations,
         FEWEST_ITERATIONS,
-        "ddlkit explain tells chance from cause only with so many",
+        "with fewer, ddlkit explain cannot tell chance from cause",
     )
     _refuse_few(
         "--warmup",

@@ -268,7 +268,7 @@ def _unit_of_bits(unit: str) -> str:
     return unit.lower().removesuffix("/s")
 
 
-def parse_seconds(text: str) -> float:
+def parse_seconds(text: str, example: str = "2ms, 90s or 8m30s") -> float:
     """Return a time in seconds.
 
     Parameters
@@ -276,6 +276,8 @@ def parse_seconds(text: str) -> float:
     text : str
         A number with a unit, as "250ms", or several of them in hours, minutes and
         seconds, as "8m30s". Without a unit the number is in seconds.
+    example : str, optional
+        A time, or a few, that the error for text without a number suggests.
 
     Returns
     -------
@@ -295,8 +297,8 @@ def parse_seconds(text: str) -> float:
     # "8m" and "30s". The expression matches the empty text between the two.
     terms = re.split(r"(?<=[hms])(?=[0-9])", text)
     if len(terms) > 1:
-        return sum(parse_seconds(term) for term in terms)
-    return _parsed(text, what="time", example="2ms, 90s or 8m30s", units=_SECONDS)
+        return sum(parse_seconds(term, example) for term in terms)
+    return _parsed(text, what="time", example=example, units=_SECONDS)
 
 
 def format_bytes(n_bytes: float) -> str:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import signal
 import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import astuple, dataclass, is_dataclass
 from pathlib import Path
 from typing import (
@@ -54,6 +56,9 @@ Tables = Mapping[str, pd.DataFrame]
 """New rows by the schema of their table."""
 Part = Callable[["Rank", S], Iterable[Tables]]
 """What each rank does in a job."""
+
+SILENT_S = 5.0
+"""How long a rank waits for others before it says so, in seconds."""
 
 OF_RANK = ("link", "link_bits_per_s", "temporary_out")
 """Keys of the CONFIG.json of any job whose values become fields of `Rank`."""
@@ -305,7 +310,13 @@ class Rank:
         cores_of_rank = max(1, machine.cores() // numbers.ranks_on_node)
         torch.set_num_threads(torch_threads or cores_of_rank)
         timeout = datetime.timedelta(seconds=timeout_s)
-        _meet(numbers.rank, numbers.world_size, backend, device, timeout)
+        # `ddlkit.jobs.launch` watches and ends the ranks that it starts. A rank of another launcher
+        # may wait in vain for one that was never started.
+        waiting: AbstractContextManager[None] = nullcontext()
+        if PARENT not in os.environ:
+            waiting = _waiting(numbers, timeout_s)
+        with waiting:
+            _meet(numbers.rank, numbers.world_size, backend, device, timeout)
         return cls(
             rank=numbers.rank,
             world_size=numbers.world_size,
@@ -460,6 +471,54 @@ def hidden_gpus() -> int:
     return machine.gpus_of_node()
 
 
+@contextmanager
+def _waiting(numbers: assignment.Numbers, timeout_s: float) -> Iterator[None]:
+    """Say that a rank waits for others if the block takes long, and let signals end the wait.
+
+    ``numbers`` are those of this rank. One rank of each node prints the line, after
+    `SILENT_S`. The ranks wait for at most ``timeout_s``.
+    """
+    address, port = _meeting_point()
+    line = (
+        f"{PROGRESS}waiting until all {numbers.world_size} ranks meet at {address}, port {port}, "
+        f"for at most {timeout_s:g} s"
+    )
+    timer = threading.Timer(
+        SILENT_S, print, args=[line], kwargs={"file": sys.stderr, "flush": True}
+    )
+    # The timer must not keep the process alive until it has printed the line.
+    timer.daemon = True
+    if numbers.local_rank == 0:
+        timer.start()
+    try:
+        with _ended_by_signals():
+            yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let the signals that interrupt this process end it at once while the block runs.
+
+    Python calls a handler only once the function of torch that is running returns. A rank that
+    waits for others in such a function would otherwise outlive the signal.
+    """
+    handlers: dict[signal.Signals, Any] = {}
+    # Python allows handlers of signals to be set in the main thread only.
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            # A signal that is ignored, as SIGHUP under nohup, stays ignored.
+            if callable(handler):
+                handlers[number] = signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
 def _meet(
     rank: int,
     ranks: int,
@@ -508,8 +567,16 @@ def _meeting_point() -> tuple[str, str]:
     address = os.environ.get("MASTER_ADDR")
     port = os.environ.get("MASTER_PORT")
     if not (address and port):
-        needed = "export address and a free port of rank 0's node"
-        raise UserError(f"MASTER_ADDR or MASTER_PORT is not set: {needed}")
+        problem = "MASTER_ADDR or MASTER_PORT is not set"
+        remedy = (
+            "set MASTER_ADDR to the address of rank 0's node and MASTER_PORT to a free port "
+            "of it"
+        )
+        # Without these variables it was srun that started the ranks.
+        if os.environ.get("RANK") and os.environ.get("WORLD_SIZE"):
+            problem += ", although RANK and WORLD_SIZE are"
+            remedy = f"start ranks with torchrun, or {remedy}"
+        raise UserError(f"{problem}: {remedy}")
     return address, port
 
 

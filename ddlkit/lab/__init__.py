@@ -58,13 +58,9 @@ class Conditions:
     def __post_init__(self) -> None:
         # NaN is in no range, so that it is refused, too.
         if not 0 <= self.delay_s <= MOST_DELAY_S:
-            raise UserError(
-                f"delay {self.delay_s:g} s is not possible: use 0 to {MOST_DELAY_S:g} s"
-            )
+            raise UserError(f"the delay of a link must be from 0 to {MOST_DELAY_S:g} s")
         if not 0 <= self.loss <= MOST_LOSS:
-            raise UserError(
-                f"a loss of {100 * self.loss:g}% is not possible: use 0% to {MOST_LOSS:.0%}"
-            )
+            raise UserError(f"the loss of a link must be from 0% to {MOST_LOSS:.0%}")
 
     @property
     def name(self) -> str:
@@ -161,12 +157,7 @@ def refuse_impossible_rate(rate_bits_per_s: float) -> None:
     if not LEAST_RATE_BITS_PER_S <= rate_bits_per_s <= MOST_RATE_BITS_PER_S:
         least = _named_rate(LEAST_RATE_BITS_PER_S)
         most = _named_rate(MOST_RATE_BITS_PER_S)
-        # A rate that is too low is named in bit/s, because one of a few bit/s would be hard to
-        # read in Mbit/s. A rate that is too high is named as in the names of links.
-        rate = f"{rate_bits_per_s:g} bit/s"
-        if rate_bits_per_s > MOST_RATE_BITS_PER_S:
-            rate = _named_rate(rate_bits_per_s)
-        raise UserError(f"a rate of {rate} is not possible: use {least} to {most}")
+        raise UserError(f"the rate of a link must be from {least} to {most}")
 
 
 def _named_rate(rate_bits_per_s: float) -> str:

@@ -726,8 +726,8 @@ def _refuse_needed_parameters(function: Callable[..., Any], user_model: str) -> 
         )
         if is_needed and name != "device":
             raise UserError(
-                f"{user_model} needs the parameter {shown(name)}: write a function whose "
-                "only parameter is device, or that has none"
+                f"{user_model} needs the parameter {shown(name)}: give it a default value, or "
+                "write a function that needs no parameter but device"
             )
 
 

@@ -1040,7 +1040,7 @@ def restore(out: Path, file: Path) -> None:
                 archive.extractall(out.parent, filter="data")
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
-            f"{file}: no whole archive ({error}): name another file"
+            f"{file}: is not a whole archive ({error}): name another file"
         ) from error
     # If the directory was left as it is, each table of the archive must be in it,
     # because the next pack overwrites the archive. Tables are called x.csv or x.csv.gz, and
