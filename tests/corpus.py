@@ -48,7 +48,7 @@ PACKED = {"t.gz": gzip.compress(bytes(MOST_BYTES + 1), 1)}
 ENTRIES: dict[str, tuple[str, Input]] = {
     # once a traceback
     "empty first line": ("line 1, the header", _fit("\nbytes,seconds\n" + TIMES)),
-    "seed below 0": ("whole numbers from 0", asked(LINE, "--plan", "random:-1:2")),
+    "seed below 0": ("a whole number from 0", asked(LINE, "--plan", "random:-1:2")),
     "deep JSON": ("50 deep", asked(LINE, **{"c.json": "[" * 100_000 + "]" * 100_000})),
     "deep YAML": ("50 deep", _campaign("[" * 100_000)),
     "fit of a list": ("fit is []", asked({**LINE, "fit": []})),

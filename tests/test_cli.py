@@ -51,6 +51,11 @@ FILES = {
     "ring.json": json.dumps({**FOUR, "algorithm": "ring"}),
     "gather.json": json.dumps(GATHER),
     "selection.json": '{"form": "log", "gamma_s": 2.2e-10}',
+    "falling.json": json.dumps({**COST, "beta_s_per_byte": -1.0}),
+    "forward.json": '{"groups": [[0, 1], [2, 3, 4]]}',
+    "gap.json": '{"groups": [[4], [3, 2, 0]]}',
+    "twice.json": '{"groups": [[4], [3, 2, 1, 0, 0]]}',
+    "names.json": '{"groups": [["t0"]]}',
     "other.json": '{"planner": "mine", "groups": [[6, 5, 4, 3, 2, 1, 0]]}',
 }
 
@@ -336,11 +341,11 @@ MISTAKES = {
     "measure collectives --budget 8:30": "write for example 90s or 8m30s",
     "measure collectives --sizes 0,1MiB": "leave out 0",
     "measure gpu": "without one, use ddlkit measure quick",
-    f"{WHAT_IF} --gpus 0": "--gpus 0: one GPU alone sends nothing",
+    f"{WHAT_IF} --gpus 0": "--gpus 0: too few",
     f"{WHAT_IF} --straggler 4:1.2": "--straggler 4:1.2: there is no rank '4': the ranks are 0 to 3",
     f"{WHAT_IF} --scale all_reduce=fast": "--scale all_reduce=fast: write a kind of task and a factor",
     f"{WHAT_IF} --gpus-per-machine 3": "--gpus-per-machine 3: 4 GPUs cannot be divided",
-    f"{WHAT_IF} --gpus 1 --assume-ring": "--gpus 1: one GPU alone sends nothing",
+    f"{WHAT_IF} --gpus 1 --assume-ring": "--gpus 1: too few, because one GPU alone",
     f"{WHAT_IF} --framework PyTorch": "--framework 'PyTorch': unknown: use one of Caffe-MPI",
     f"{WHAT_IF} --straggler x": "--straggler x: write the number of a rank",
     f"predict {DENSE} --forward-s 0.1": "has its own column forward_s",
@@ -383,7 +388,7 @@ MISTAKES = {
     "fit four.json": "is a cost that ddlkit fit wrote",
     "measure copies --budget -5s": "--budget: time '-5s' must not be negative",
     f"predict {SPARSE} --density 0.5 --collective all_reduce": "--collective all_reduce: with",
-    f"plan {SPARSE.replace('selection.json', 'four.json')} --density 0.5": "four.json: unknown cost",
+    f"plan {SPARSE.replace('selection.json', 'four.json')} --density 0.5": "four.json: is a cost of messages",
     f"{WHAT_IF} --in-flight 1": "what-if has no argument --in-flight",
     f"{WHAT_IF} --scale no_such=2": "--scale: there is no task 'no_such'",
     f"{WHAT_IF} --straggler 1:-2": "--straggler 1:-2: the factor must be finite",
@@ -392,6 +397,21 @@ MISTAKES = {
     f"predict {DENSE} --plan other.json": "other.json: plan 'mine' is for 7 tensors",
     f"predict {FROM_FOUR} --ranks 8": "four.json: holds for 4 ranks, not for 8",
     f"advise {DENSE}": "cost.json: the cost has no intervals",
+    f"{WHAT_IF} --layer l1=0": "--layer l1=0: the factor must be finite and above 0",
+    f"{WHAT_IF} --layer l1=1e30": "--layer: a tensor would have",
+    f"{WHAT_IF} --scale cpu=2": "there is no task 'cpu': this resource has tasks only with",
+    f"{WHAT_IF} --gpus 6 --assume-ring --gpus-per-machine 3": "use a divisor of both 4 and 6",
+    f"what-if {DENSE} --gpus-per-machine 2": "--gpus-per-machine 2: the cost does not say",
+    f"what-if {DENSE} --gpus 4": "give this number with --ranks, and add --assume-ring",
+    f"predict {DENSE} --ranks 100001": "--ranks: 100001 is too many",
+    f"predict {DENSE} --plan random:1:0": "write random:SEED:MESSAGES",
+    f"predict {DENSE} --plan text": "--plan text: the name of a file with a plan must end in .json",
+    f"predict {DENSE} --plan forward.json": "forward.json: its groups must list the tensors from the last",
+    f"predict {DENSE} --plan gap.json": "gap.json: not a plan: tensor 1 (counted from 0) is in none",
+    f"predict {DENSE} --plan twice.json": "twice.json: not a plan: tensor 0 (counted from 0) is in the",
+    f"predict {DENSE} --plan names.json": "names.json: not a plan: a group has 't0'",
+    "predict --profile profile.csv --cost falling.json": "falling.json: the cost of a message of",
+    "plan --profile profile.csv --cost falling.json": "falling.json: the cost of a message of",
 }
 
 
@@ -440,6 +460,53 @@ def test_blanks_around_the_networks_of_a_list_do_not_count(capsys: Capture) -> N
     assert listed[0] == listed[1]
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        {},
+        {"algorithm": "ring"},
+        {"algorithm": "tree"},
+        {"alpha_s": -1e-6},
+    ],
+)
+def test_assuming_a_ring_is_advised_where_it_is_possible_and_nowhere_else(
+    about: dict[str, Any], capsys: Capture
+) -> None:
+    Path("asked.json").write_text(json.dumps({**FOUR, "alpha_s": 1e-3, **about}))
+    for words in (
+        "predict --profile profile.csv --cost asked.json --ranks 8",
+        "what-if --profile profile.csv --cost asked.json --gpus 8",
+    ):
+        capsys.readouterr()
+        assert cli.main(words.split()) == 2
+        is_advised = "--assume-ring" in capsys.readouterr().err
+        is_possible = cli.main([*words.split(), "--assume-ring"]) == 0
+        assert is_advised == is_possible
+
+
+def test_advice_on_a_chosen_row_can_be_followed(capsys: Capture) -> None:
+    """Each listed value goes with the other options that are given."""
+    frames = [
+        pd.DataFrame(
+            {
+                "bytes": [1024, 1 << 20],
+                "seconds": [1e-3, 1e-2],
+                "ranks": ranks,
+                "link": link,
+            }
+        )
+        for ranks, link in ((2, "a"), (2, "b"), (4, "c"))
+    ]
+    pd.concat(frames).to_csv("links.csv", index=False)
+    words = "predict --profile profile.csv --collectives links.csv"
+    capsys.readouterr()
+    assert cli.main(f"{words} --ranks 8 --link c".split()) == 2
+    printed = capsys.readouterr().err
+    assert "have ranks 4" in printed and "of collective" not in printed
+    assert cli.main(f"{words} --ranks 4 --link c".split()) == 0
+    assert_one_line(f"{words} --ranks 2 --link c", "have link a, b", capsys)
+
+
 def test_an_option_that_names_a_table_of_another_kind_is_named_with_the_right_one(
     capsys: Capture,
 ) -> None:
@@ -461,6 +528,9 @@ def test_an_option_that_names_a_table_of_another_kind_is_named_with_the_right_on
         message = f"{wrong} {table_by_option[other]}: "
         assert_one_line(f"predict {words}", message, capsys)
         assert_one_line(f"predict {words}", f"belongs to {other}", capsys)
+    for other in ("--profile", "--collectives"):
+        words = f"predict --profile profile.csv --cost {table_by_option[other]}"
+        assert_one_line(words, f"give it with {other}", capsys)
 
 
 @pytest.mark.fault(

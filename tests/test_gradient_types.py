@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from ddlkit.core.iteration import Iteration, predict
 from ddlkit.core.plan import FusionPlan, ddp, make_plan
 from ddlkit.core.resources import Resources, jointly
 from ddlkit.core.workload import Workload
-from ddlkit.formats import export
+from ddlkit.formats import export, read_plan
 
 
 def of_types(n_bytes: list[int], dtype: list[str]) -> Workload:
@@ -73,6 +75,18 @@ def test_a_message_waits_for_its_own_type_and_for_the_messages_before() -> None:
     left_open = ddp(of_types([100, 100], ["bf16", "fp32"]))
     assert left_open.order == (1, 0)
     assert left_open.last_needed.tolist() == [1, 1]
+
+
+def test_a_plan_in_a_file_keeps_types_apart(tmp_path: Path) -> None:
+    work = of_types([100] * 4, ["fp32", "bf16", "fp32", "bf16"])
+    plan = make_plan("ddp", work)
+    written = tmp_path / "plan.json"
+    written.write_text(json.dumps(plan.to_dict()))
+    assert read_plan(written) == plan
+    # Tensors of a message may be listed in any order.
+    groups = [group[::-1] for group in plan.forward_groups()]
+    written.write_text(json.dumps({"planner": "ddp", "groups": groups}))
+    assert read_plan(written) == plan
 
 
 def test_what_would_mix_types_is_refused() -> None:

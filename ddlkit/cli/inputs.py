@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -47,10 +48,16 @@ if TYPE_CHECKING:
 
 def _rank_count(text: str) -> int:
     """Return the number of ranks that an argument gives, which is at least two."""
+    from ddlkit.core.cost import MOST_WORKERS
+
     ranks = whole_number(text)
     if ranks < 2:
         raise argparse.ArgumentTypeError(
             f"{ranks} is too few, because one rank alone sends nothing: use at least 2"
+        )
+    if ranks > MOST_WORKERS:
+        raise argparse.ArgumentTypeError(
+            f"{ranks} is too many: use at most {MOST_WORKERS}"
         )
     return ranks
 
@@ -87,8 +94,7 @@ PLAN_NAMES = f"""{_PLANS} (the best plan that is found where exact is not proven
 --slowdown or --copies, over a link that saves up a burst, or with several messages in
 flight; otherwise exact). docs/GLOSSARY.md has all names."""
 PLAN_NAMES_OF_WHAT_IF = f"""{_PLANS} (the best plan that is found over a link that saves up a
-burst, or with several messages in flight; otherwise exact). docs/GLOSSARY.md has all
-names."""
+burst; otherwise exact). docs/GLOSSARY.md has all names."""
 
 
 def assume_ring(option_of_ranks: str) -> Argument:
@@ -428,6 +434,7 @@ def forecast_of(
     UserError
         If the inputs are wrong or do not go together.
     """
+    from ddlkit.core.cost import NegativeCostError
     from ddlkit.model import forecast
 
     printed_here = notes is None
@@ -448,13 +455,22 @@ def forecast_of(
     # messages that are really sent.
     communication = _with_selection(arguments, communication, workload)
     communication = _with_contention(arguments, communication, profile, warnings, notes)
-    predicted = forecast(
-        workload,
-        _plan_of(arguments, spec, workload, communication),
-        communication,
-        copy_s_per_byte=arguments.copy_s_per_byte,
-        level=level,
-    )
+    try:
+        predicted = forecast(
+            workload,
+            _plan_of(arguments, spec, workload, communication),
+            communication,
+            copy_s_per_byte=arguments.copy_s_per_byte,
+            level=level,
+        )
+        # Times of messages are computed when they are first asked for. If one of them is
+        # negative, this raises the error here.
+        _ = predicted.iteration.communication_s
+    except NegativeCostError as error:
+        origin = (
+            arguments.cost or f"--collectives {_listed_files(arguments.collectives)}"
+        )
+        raise UserError(f"{origin}: {error}") from error
     if communication.link.burst_s:
         notes += _notes_of_burst(arguments)
     warnings += _doubts_of_cost(predicted.iteration, profile.device, fitted_messages)
@@ -569,20 +585,33 @@ def _plan_of(
     gradients of ``workload``. The error names the file, or the option by which the user chose
     the planner.
     """
-    from ddlkit.model.predictor import plan_with_contention
+    from ddlkit.core.cost import NegativeCostError
+    from ddlkit.core.plan import PLANNERS
+    from ddlkit.model.predictor import SEARCH, plan_with_contention
 
     if spec.endswith(".json"):
         return _plan_in_file(spec, workload)
     try:
         # Planners that know contention, such as `search`, take it into account.
         return plan_with_contention(spec, workload, communication)
+    except NegativeCostError:
+        # The cost is wrong, and not the plan.
+        raise
     except UserError as error:
         option = _option_of_planner(arguments, spec)
         # If no option gave the name, the command chose the planner itself.
         if option is None:
             raise
+        planner = spec.partition(":")[0]
+        is_known = planner in PLANNERS or planner == SEARCH
+        if not is_known and Path(spec).is_file():
+            raise UserError(
+                f"{option} {spec}: the name of a file with a plan must end in .json: rename it"
+            ) from None
         # The error names the plan, as in "plan 'x': ...". The option replaces these words.
-        problem = str(error).removeprefix(f"plan {shown(spec)}: ")
+        problem = re.sub(r"^plan (['\"]).*?\1: ", "", str(error))
+        if not is_known:
+            problem += ", or a file *.json that ddlkit plan --json wrote"
         raise UserError(f"{option} {shown(spec)}: {problem}") from error
 
 
@@ -599,6 +628,12 @@ def _plan_in_file(file: str, workload: Any) -> Any:
         plan.group_bytes(workload)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
+    # Only gradients of several types are sent in another order than they become ready.
+    if plan.order and not workload.has_several_types:
+        raise UserError(
+            f"{file}: its groups must list the tensors from the last, {plan.n - 1}, to the first, "
+            "0, because the gradient of the last one is ready first"
+        )
     return plan
 
 
@@ -786,9 +821,12 @@ def _read_profile(
     computed_s = workload.forward_s + float(workload.backward_s.sum())
     # Such long times are perhaps in another unit, such as milliseconds.
     if computed_s > LONG_COMPUTE_S:
+        checked = "its times are"
+        if arguments.forward_s is not None:
+            checked = "--forward-s and its times are"
         notes.append(
             f"the forward and the backward pass of {arguments.profile} take "
-            f"{computed_s:.3g} s: check that its times are in seconds"
+            f"{computed_s:.3g} s: check that {checked} in seconds"
         )
     warnings += [f"{arguments.profile}: {doubt}" for doubt in profile.doubts()]
     warnings += _warnings_of_slow_host(arguments.profile, profile)
@@ -948,6 +986,8 @@ def _names_links(path: Path) -> bool:
 
 RING = "ring"
 """The algorithm of a cost that `MessageCost.at_workers` takes to other numbers of ranks."""
+ALGORITHMS_OF_RING = (None, "", RING)
+"""The algorithms for which --assume-ring is allowed. None and "" stand for an unknown one."""
 
 
 def _is_what_if(arguments: argparse.Namespace) -> bool:
@@ -1033,33 +1073,51 @@ def as_ring(communication: Any, ranks: int, origin: str, warnings: list[str]) ->
     )
 
 
-def advice_to_assume_ring(cost: Any, *, is_for_gpus: bool) -> str:
+def is_perhaps_of_ring(cost: Any) -> bool:
+    """Return whether --assume-ring can take a cost to other ranks, or one fitted to its times.
+
+    Parameters
+    ----------
+    cost : MessageCost
+        A cost of any form.
+
+    Returns
+    -------
+    bool
+        False if the messages were sent in another way than a ring, or if the cost is a line
+        whose start-up is negative, which is the cost of no ring.
+    """
+    from ddlkit.core.cost import AlphaBeta
+
+    if cost.algorithm not in ALGORITHMS_OF_RING:
+        return False
+    return not (isinstance(cost, AlphaBeta) and cost.alpha_s < 0)
+
+
+def advice_to_assume_ring(cost: Any) -> str:
     """Return in words how to use a cost between other ranks than it was measured for.
 
     Parameters
     ----------
     cost : MessageCost
-        The cost that the user gave by --cost.
-    is_for_gpus : bool
-        Whether the other number of ranks is that of --gpus. Otherwise it is that of --ranks.
+        The cost that the user gave by --cost, of which `is_perhaps_of_ring` holds.
     """
     # Of all forms, only a start-up and a bandwidth (alpha_beta) can be taken to another number
-    # of ranks. With --collectives and --assume-ring, this form is fitted to the times.
+    # of ranks.
     if cost.form == "alpha_beta":
         return "to assume a ring, add --assume-ring"
-    advice = (
-        "to assume a ring, add --assume-ring and replace --cost by --collectives with the "
-        "times to which the cost was fitted"
-    )
-    # In predict and plan, --ranks is the number of ranks to predict for, so that only the file can
-    # say the measured number.
-    if not is_for_gpus:
-        return (
-            f"{advice}, in a file that says between how many ranks they were measured"
-        )
+    return f"to assume a ring, {_how_to_fit_line(cost)}, and add --assume-ring"
+
+
+def _how_to_fit_line(cost: Any) -> str:
+    """Return in words how to fit a cost that --assume-ring can take to other ranks.
+
+    The times are those to which ``cost`` was fitted.
+    """
+    how = "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks"
     if cost.workers is not None:
-        advice += f", and --ranks {cost.workers} if their file does not say the number"
-    return advice
+        return f"{how} {cost.workers} --json"
+    return f"{how} N --json, where N is the number of ranks between which they were measured"
 
 
 def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
@@ -1071,10 +1129,7 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
 
     # The advice is on fitting a cost in a file. A cost that this command has fitted itself has
     # the form alpha_beta and a number of ranks, and needs no such advice.
-    fitting = (
-        "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks N --json, "
-        "where N is the number of ranks between which they were measured"
-    )
+    fitting = _how_to_fit_line(cost)
     if not isinstance(cost, AlphaBeta):
         raise UserError(
             f"{origin}: a cost of the form {cost.form} cannot be taken to {ranks} ranks: "
@@ -1084,8 +1139,7 @@ def _refuse_other_than_ring(cost: Any, ranks: int, origin: str) -> None:
         raise UserError(
             f"{origin}: the cost does not say between how many ranks it holds: {fitting}"
         )
-    # None and "" stand for an algorithm that is not known.
-    if cost.algorithm not in (None, "", RING):
+    if cost.algorithm not in ALGORITHMS_OF_RING:
         raise UserError(
             f"{origin}: the messages were sent by {cost.algorithm}, not by a ring: "
             "leave --assume-ring out"
@@ -1143,6 +1197,7 @@ def _cost_from_file(
     from ddlkit.store.files import read_json
 
     path = arguments.cost
+    _refuse_table_as_cost(path)
     advice = "write it by ddlkit fit --json, or give a table of message times with --collectives"
     description = read_json(path, advice)
     try:
@@ -1157,6 +1212,24 @@ def _cost_from_file(
     # With --assume-ring, this computes the cost between --ranks ranks. In what-if, that is done
     # later, and for --gpus ranks.
     return _between_given_ranks(arguments, communication, warnings), measured
+
+
+def _refuse_table_as_cost(path: Path) -> None:
+    """Raise UserError if the file of --cost is a recorded table, loose or packed."""
+    from ddlkit import store
+    from ddlkit.store.sheet import kind_in_words
+
+    if not store.tables.is_stamped(path):
+        return
+    kind = store.load_stamp(path)["schema"]
+    advice = "give a cost that ddlkit fit --json wrote"
+    if kind == "collectives":
+        advice = "give it with --collectives"
+    elif kind == "layers":
+        advice = (
+            f"give it with --profile, and {advice.removeprefix('give ')} with --cost"
+        )
+    raise UserError(f"--cost {path}: is {kind_in_words(kind)}, and no cost: {advice}")
 
 
 def _between_given_ranks(
@@ -1184,9 +1257,11 @@ def _between_given_ranks(
             draws=[draw.with_workers(ranks) for draw in communication.draws],
         )
     if ranks is not None and ranks != cost.workers:
+        advice = f"fit times between {ranks} ranks"
+        if is_perhaps_of_ring(cost):
+            advice += f"; {advice_to_assume_ring(cost)}"
         raise UserError(
-            f"{arguments.cost}: holds for {cost.workers} ranks, not for {ranks}: fit times "
-            f"between {ranks} ranks; {advice_to_assume_ring(cost, is_for_gpus=False)}"
+            f"{arguments.cost}: holds for {cost.workers} ranks, not for {ranks}: {advice}"
         )
     return communication
 
@@ -1216,8 +1291,9 @@ def _refuse_other_collective(
         needed = "all_reduce"
     if cost.collective != needed:
         advice = f"fit a cost of {needed}"
-        # Others, such as a broadcast, are only fitted.
-        if cost.collective in COLLECTIVES:
+        # DDP, for which export --to ddp writes, sends gradients by all_reduce only.
+        is_for_ddp = getattr(arguments, "to", None) == "ddp"
+        if cost.collective in COLLECTIVES and not is_for_ddp:
             advice += (
                 f", or give --collective {cost.collective} if your training sends them by "
                 f"{cost.collective}"
@@ -1381,18 +1457,15 @@ def _rows_of_messages(
 
     from ddlkit.formats.messages import read_collectives
 
-    ranks_in_files = arguments.ranks
-    if_ranks_unknown = "give their number with --ranks"
-    if _assumes_ring_of_ranks(arguments):
-        # --ranks is here the number to predict for. It need not have been measured, and says
-        # nothing about the files.
-        ranks_in_files = None
-        if_ranks_unknown = (
-            "add a column ranks to the file, because with --assume-ring the option "
-            "--ranks is the number to predict for"
-        )
+    # With --assume-ring, --ranks is the number to predict for. It need not have been measured,
+    # and says nothing about the files.
+    is_number_after = _assumes_ring_of_ranks(arguments)
+    ranks_in_files = None if is_number_after else arguments.ranks
     frames = []
     for path in paths:
+        if_ranks_unknown = "give their number with --ranks"
+        if is_number_after:
+            if_ranks_unknown = _how_to_state_ranks(arguments, path)
         frame = read_collectives(
             path,
             collective=arguments.collective,
@@ -1408,6 +1481,25 @@ def _rows_of_messages(
         warnings += _doubts_of_unit(path, frame)
         frames.append(frame)
     return pd.concat(frames).reset_index(drop=True)
+
+
+def _how_to_state_ranks(arguments: argparse.Namespace, path: Path) -> str:
+    """Return how to say between how many ranks the times in a file were measured, in words.
+
+    The words are for predict and plan with --assume-ring, where --ranks is the number of ranks
+    to predict for.
+    """
+    reason = (
+        "because with --assume-ring the option --ranks is the number to predict for"
+    )
+    # Only this strategy takes no --cost.
+    if getattr(arguments, "strategy", None) == "fsdp":
+        return f"give a CSV with the columns bytes, seconds and ranks, {reason}"
+    return (
+        f"{reason}, first run ddlkit fit {path} --form alpha_beta --ranks N --json > cost.json, "
+        "where N is the number of ranks between which they were measured, and then give --cost "
+        "cost.json in place of --collectives"
+    )
 
 
 def _doubts_of_unit(path: Path, messages: DataFrame) -> list[str]:
@@ -1443,20 +1535,28 @@ def _chosen_rows(
         "ranks": arguments.ranks,
         "link": arguments.link,
     }
+    # Without --collective, the collective is a default.
+    not_given = () if arguments.collective else ("collective",)
     if _assumes_ring_of_ranks(arguments):
         # If no row is between --ranks ranks, the cost is computed from rows between another
         # number of ranks. This number is chosen among the rows of one collective and link.
-        rows_of_link, _ = choose(all_rows, ("collective", "link"), required, origin)
+        rows_of_link, _ = choose(
+            all_rows, ("collective", "link"), required, origin, not_given=not_given
+        )
         measured_ranks = rows_of_link["ranks"]
         required["ranks"] = _ranks_to_start_from(measured_ranks, arguments.ranks)
     try:
-        return choose(all_rows, tuple(required), required, origin)
+        return choose(all_rows, tuple(required), required, origin, not_given=not_given)
     except UserError as error:
         # The advice to add --assume-ring is only given if a number of ranks is required that no
         # row has. In what-if the option would not help, because --ranks is the measured number
-        # there.
+        # there. Nor does it help if the messages were not sent by a ring.
         is_measured = (all_rows["ranks"] == required["ranks"]).any()
+        rows_of_collective = all_rows[all_rows["collective"] == collective]
+        is_of_ring = rows_of_collective["algorithm"].isin(ALGORITHMS_OF_RING).all()
         if required["ranks"] is None or is_measured or _is_what_if(arguments):
+            raise
+        if not is_of_ring:
             raise
         raise UserError(
             f"{error}, or add --assume-ring for the cost of a ring"
@@ -1651,6 +1751,13 @@ def _rows_of_slowdown(arguments: argparse.Namespace, workers: int | None) -> Dat
     try:
         rows, _ = choose(all_rows, keys, required, path)
     except NoSuchRowsError as error:
+        # With --cost, --link chooses rows of this table only.
+        if error.key == "link" and not arguments.cost:
+            raise UserError(
+                f"--slowdown {path}: was measured over the link {error.listed}, but the messages "
+                f"over {arguments.link}: measure the slowdown over {arguments.link}, or leave "
+                "--slowdown out"
+            ) from error
         if error.key != "ranks":
             raise
         # The error says that the number of ranks is that of the messages, because the user may
@@ -1867,9 +1974,11 @@ def predict_sharded(
     _refuse_options_of_ddp(arguments)
     # ddlkit predict passes the value of --units as it is, which is None without the option.
     if not specs[0]:
+        # Whoever has left out both options learns it at once.
+        also = "" if arguments.collectives else ", and --collectives as well"
         raise UserError(
             "--strategy fsdp needs --units: name modules, as in blocks.*, or give a "
-            "size, as in size:25MB"
+            f"size, as in size:25MB{also}"
         )
     notes: list[str] = []
     _refuse_wrong_dilation(arguments.dilation)
@@ -2012,8 +2121,8 @@ def _tables_by_collective(
         if not paths:
             listed = ", ".join(map(str, patterns))
             raise UserError(
-                f"--collectives {listed}: no times of {collective}: --strategy fsdp "
-                f"sends {' and '.join(collectives)}, so give a table or a log of each"
+                f"--collectives {listed}: no times of {collective}: "
+                f"{_how_to_give_times(collectives)}"
             )
     return tables
 
@@ -2040,8 +2149,16 @@ def _collectives_in(
             found.append(collective)
     # If the file is refused for each collective, the first error stands for all.
     if len(errors) == len(collectives):
+        # Errors that differ are about the collective.
+        if len(set(map(str, errors))) > 1:
+            raise UserError(f"{errors[0]}: {_how_to_give_times(collectives)}")
         raise errors[0]
     return found
+
+
+def _how_to_give_times(collectives: Sequence[str]) -> str:
+    """Return in words which times --strategy fsdp needs, for an error."""
+    return f"--strategy fsdp sends {' and '.join(collectives)}, so give a table or a log of each"
 
 
 def _refuse_different_ranks(communications: Mapping[str, Any]) -> None:

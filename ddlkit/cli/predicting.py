@@ -47,6 +47,7 @@ from ddlkit.cli.inputs import (
     assume_ring,
     assumption,
     forecast_of,
+    is_perhaps_of_ring,
     is_sharded,
     measured_between_gpus,
     predict_sharded,
@@ -753,8 +754,15 @@ def _export_plan(arguments: argparse.Namespace, version: str) -> None:
     from ddlkit.formats import export as writers
 
     if arguments.profile is None:
+        # Whoever has left out both inputs learns it at once.
+        has_cost = arguments.cost or arguments.collectives
+        also = (
+            ""
+            if has_cost
+            else ", and the cost of messages with --cost or --collectives"
+        )
         raise UserError(
-            "--to ddp needs --profile: give the layers whose gradients are sent"
+            f"--to ddp needs --profile: give the layers whose gradients are sent{also}"
         )
     notes: list[str] = []
     forecast, warnings, *_ = forecast_of(arguments, arguments.planner, notes=notes)
@@ -925,6 +933,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     forecast, warnings, profile, communication = forecast_of(
         arguments, arguments.plan, notes=notes
     )
+    _refuse_types_apart(arguments, forecast.iteration.plan)
     cost = forecast.iteration.cost
     # The tasks of one rank are simulated for a cost that does not state a number of ranks.
     gpus = cost.workers or 1
@@ -937,12 +946,17 @@ def what_if(arguments: argparse.Namespace) -> None:
     _refuse_unknown_stragglers(
         arguments.straggler, ranks=gpus_after, ranks_of_cost=cost.workers
     )
-    _refuse_partly_filled_machines(arguments.gpus_per_machine, gpus, gpus_after)
+    _refuse_partly_filled_machines(
+        arguments.gpus_per_machine, cost.workers, arguments.gpus
+    )
     communication_after = communication
     if gpus_after != gpus:
         communication_after = _between_gpus_after(arguments, communication, warnings)
     # An unknown layer of --layer is refused here, before the graphs are made.
-    profile_after = profile.resized(layer_factors)
+    try:
+        profile_after = profile.resized(layer_factors)
+    except UserError as error:
+        raise UserError(f"--layer: {error}") from error
     graph = _unchanged_graph(arguments, forecast.iteration, profile)
     graph_after = _changed_graph(
         arguments,
@@ -1230,9 +1244,24 @@ def _refuse_gpu_count(gpus: int | None) -> None:
     if gpus is None:
         return
     if gpus < 2:
-        raise UserError(f"--gpus {gpus}: one GPU alone sends nothing: use at least 2")
+        raise UserError(
+            f"--gpus {gpus}: too few, because one GPU alone sends nothing: use at least 2"
+        )
     if gpus > MOST_WORKERS:
         raise UserError(f"--gpus {gpus}: use at most {MOST_WORKERS}")
+
+
+def _refuse_types_apart(arguments: argparse.Namespace, plan: Any) -> None:
+    """Raise UserError if a plan keeps gradients of several types apart.
+
+    The graph of tasks has no message that passes over a gradient between two others.
+    """
+    if plan.order:
+        raise UserError(
+            f"--plan {arguments.plan}: keeps the several types of gradients of "
+            f"{arguments.profile} apart, so that messages pass over gradients in between, which "
+            "what-if does not simulate: give --plan none, which sends each gradient alone"
+        )
 
 
 def _refuse_unknown_framework(name: str) -> None:
@@ -1269,16 +1298,31 @@ def _refuse_unknown_stragglers(
         raise UserError(f"--straggler {text}: there is no rank {shown(rank)}: {advice}")
 
 
-def _refuse_partly_filled_machines(per_machine: int, *gpu_counts: int) -> None:
-    """Raise UserError if GPUs cannot be divided into machines of --gpus-per-machine."""
+def _refuse_partly_filled_machines(
+    per_machine: int, gpus: int | None, gpus_after: int | None
+) -> None:
+    """Raise UserError if GPUs cannot be divided into machines of --gpus-per-machine.
+
+    ``gpus`` is the number before the change, None if the cost does not say it. ``gpus_after``
+    is that of --gpus, None if it stays.
+    """
     if per_machine < 1:
         raise UserError(f"--gpus-per-machine {per_machine}: use at least 1")
-    for gpus in gpu_counts:
-        if gpus % per_machine:
-            noun = "GPU" if gpus == 1 else "GPUs"
+    if per_machine > 1 and gpus is None:
+        raise UserError(
+            f"--gpus-per-machine {per_machine}: the cost does not say between how many ranks it "
+            "holds: give --ranks"
+        )
+    # The numbers before and after the change, or one number if it does not change.
+    counts = [count for count in dict.fromkeys((gpus, gpus_after)) if count is not None]
+    divisor = " and ".join(map(str, counts))
+    if len(counts) > 1:
+        divisor = f"both {divisor}"
+    for count in counts:
+        if count % per_machine:
             raise UserError(
-                f"--gpus-per-machine {per_machine}: {gpus} {noun} cannot be divided into "
-                f"machines of {per_machine}: use a divisor of {gpus}"
+                f"--gpus-per-machine {per_machine}: {count} GPUs cannot be divided into "
+                f"machines of {per_machine}: use a divisor of {divisor}"
             )
 
 
@@ -1297,20 +1341,31 @@ def _between_gpus_after(
         return measured_after
     cost = communication.cost
     gpus = arguments.gpus
+    # A cost of another form has to be fitted anew, with the number of ranks.
+    if cost.workers is None and cost.form == "alpha_beta":
+        assuming = "" if arguments.assume_ring else ", and add --assume-ring"
+        raise UserError(
+            f"--gpus {gpus}: the cost of {arguments.cost} does not say between how many ranks its "
+            f"messages were measured: give this number with --ranks{assuming}"
+        )
     if arguments.assume_ring:
         # Errors name where the cost is from.
         origin = str(arguments.cost or "--collectives")
         return as_ring(communication, gpus, origin, warnings)
     measured = f"{cost.workers or 'an unknown number of'} ranks"
     if arguments.cost:
+        advice = f"give --collectives with times between {measured} and between {gpus}"
+        if is_perhaps_of_ring(cost):
+            advice = advice_to_assume_ring(cost)
         raise UserError(
-            f"--gpus {gpus}: the cost of {arguments.cost} holds for {measured}: "
-            f"{advice_to_assume_ring(cost, is_for_gpus=True)}"
+            f"--gpus {gpus}: the cost of {arguments.cost} holds for {measured}: {advice}"
         )
     files = " and ".join(map(str, arguments.collectives))
+    advice = f"give times between {gpus}, too"
+    if is_perhaps_of_ring(cost):
+        advice = f"add --assume-ring, which takes them to {gpus} as the cost of a ring"
     raise UserError(
-        f"--gpus {gpus}: the times that are taken from {files} are between {measured}: add "
-        f"--assume-ring, which takes them to {gpus} as the cost of a ring"
+        f"--gpus {gpus}: the times that are taken from {files} are between {measured}: {advice}"
     )
 
 
@@ -1474,6 +1529,9 @@ def _change(text: str, option: str) -> tuple[str, float]:
         factor = float(factor_text)
     except ValueError:
         raise UserError(f"{option} {text}: write {_PATTERNS[option]}") from None
+    # A layer of size 0 would have a gradient without bytes.
+    if option == "--layer" and not 0 < factor < math.inf:
+        raise UserError(f"{option} {text}: the factor must be finite and above 0")
     if not 0 <= factor < math.inf:
         raise UserError(f"{option} {text}: the factor must be finite and at least 0")
     return changed, factor

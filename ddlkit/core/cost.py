@@ -37,7 +37,7 @@ REPLACED = {
     "curve": "chords",
     "density_log": "log",
     "piecewise:joined": "piecewise",
-    "ring_all_reduce": "alpha_beta with algorithm 'ring' and its workers",
+    "ring_all_reduce": "alpha_beta, with the number of ranks in the option --ranks of ddlkit fit",
     "segments:joined": "segments",
     "segments:jump": "segments",
     "sparse_gather": "another form for the times of its all_gather (ddlkit predict adds the selection by "
@@ -81,7 +81,7 @@ class Form(ABC):
             else:
                 # A read-only copy takes the place of the vector. A frozen dataclass lets
                 # its fields be set only in this way.
-                value = np.array(value, dtype=float)
+                value = self._vector(name, value)
                 value.setflags(write=False)
                 object.__setattr__(self, name, value)
                 valid = bool(np.all(np.abs(value) <= MOST))
@@ -93,6 +93,15 @@ class Form(ABC):
                     f"{self.form} cost: {name} is {shown(value)}: "
                     f"must be a finite number up to {MOST:g}"
                 )
+
+    def _vector(self, name: str, value: Any) -> Floats:
+        """Return the vector of a parameter as an array, or raise a UserError that names it."""
+        try:
+            return np.array(value, dtype=float)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(
+                f"{self.form} cost: {name} is {shown(value)}: must be a list of numbers"
+            ) from None
 
     def check(self, is_met: Any, requirement: str) -> None:
         """Raise a UserError that states a requirement, unless the requirement is met.
@@ -223,9 +232,11 @@ def from_dict(
     try:
         return kind(**values)
     except (TypeError, ValueError, OverflowError) as error:
-        # A file can have a value of any type for a parameter, such as a text or a list
-        # of lists, of which no array can be made.
-        raise UserError(f"{kind.form} cost: {error}") from error
+        # A file can have a value of any type for a field. The text of such an error is about
+        # Python, and not about the file.
+        raise UserError(
+            f"{kind.form} cost: a value is not of the type that it should have: {advice}"
+        ) from error
 
 
 def _values_by_field(
@@ -271,6 +282,24 @@ def _refuse_wrong_fields(kind: type[Form], names: set[str], advice: str) -> None
 
 
 # -- costs of messages -------------------------------------------------------------
+
+
+class NegativeCostError(UserError):
+    """A cost that is negative at the size of some message.
+
+    Parameters
+    ----------
+    what : str
+        What takes the time that is negative, as in "a message".
+    n_bytes : float
+        The size of the message.
+    """
+
+    def __init__(self, what: str, n_bytes: float) -> None:
+        super().__init__(
+            f"the cost of {what} of {n_bytes:.0f} bytes is negative: measure messages of about "
+            "this size, too, and fit again"
+        )
 
 
 class Samples(NamedTuple):
@@ -1027,9 +1056,10 @@ def costs_from_dict(
         return cost, [replace(cost, **changed) for changed in described_draws]
     except (AttributeError, KeyError, TypeError, ValueError, UserError) as error:
         # A file can have a value of any type in the place of draws, hence so many
-        # exceptions.
+        # exceptions. Only a UserError has a text about the file, and not about Python.
+        reason = f": {error}" if isinstance(error, UserError) else ""
         raise UserError(
-            f"the cost's draws are not what ddlkit fit writes: fit again: {error}"
+            f"the cost's draws are not what ddlkit fit writes: fit again{reason}"
         ) from error
 
 

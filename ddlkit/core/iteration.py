@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ddlkit.core.cost import MessageCost
+from ddlkit.core.cost import MessageCost, NegativeCostError
 from ddlkit.core.errors import UserError
 from ddlkit.core.link import Link, Parts
 from ddlkit.core.plan import FusionPlan
@@ -378,10 +378,7 @@ class Iteration:
         costs_s = np.asarray(cost(self.group_bytes))
         if not np.all(costs_s >= 0):
             n_bytes = self.group_bytes[np.argmin(costs_s)]
-            raise UserError(
-                f"the {cost.form} cost is negative at {n_bytes} bytes: "
-                "fit it on smaller messages"
-            )
+            raise NegativeCostError("a message", n_bytes)
         return costs_s
 
     def refuse_if_not_a_graph(self) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ddlkit.core import units
-from ddlkit.core.cost import MessageCost
+from ddlkit.core.cost import MessageCost, NegativeCostError
 from ddlkit.core.errors import UserError, shown
 from ddlkit.core.fronts import ROUNDING, Groups, shortest
 from ddlkit.core.workload import Floats, Ints, Workload
@@ -199,7 +199,7 @@ class FusionPlan:
                 raise UserError(
                     f"plan {self.planner!r}: message {message} would hold gradients of "
                     f"several types ({', '.join(types)}), which DDP never mixes: use "
-                    "the plan ddp, ddp:25MiB or none"
+                    "the plan none (which what-if takes, too), ddp or ddp:25MiB"
                 )
 
     def group_ready_s(self, workload: Workload) -> Floats:
@@ -617,7 +617,7 @@ def _costs_by_last_gradient(workload: Workload, cost: MessageCost) -> Iterator[F
     lasts_at_once = max(1, AT_ONCE // n)
     for begin in range(0, n, lasts_at_once):
         lasts = range(begin, min(begin + lasts_at_once, n))
-        costs_s = _group_times_s(workload, cost, name=cost.form, lasts=lasts)
+        costs_s = _group_times_s(workload, cost, name="a message", lasts=lasts)
         for last, costs_by_first_s in zip(lasts, costs_s, strict=True):
             # A group cannot begin after its last gradient.
             yield costs_by_first_s[: last + 1]
@@ -643,9 +643,9 @@ def _exact_with_selection(workload: Workload, cost: MessageCost) -> FusionPlan:
     groups = Groups(
         ready_s=np.broadcast_to(workload.ready_s[:, None], (n, n)),
         selecting_s=_group_times_s(
-            workload, cost.selection_s, name=f"{cost.form} selection", lasts=lasts
+            workload, cost.selection_s, name="the selection", lasts=lasts
         ),
-        sending_s=_group_times_s(workload, cost, name=cost.form, lasts=lasts),
+        sending_s=_group_times_s(workload, cost, name="a message", lasts=lasts),
     )
     ends, communicated_s = shortest(groups)
     # The search ends with the last message, after which the update follows.
@@ -664,7 +664,7 @@ def _group_times_s(
     seconds : callable
         Returns the time of groups in seconds, from their sizes in bytes.
     name : str
-        The name of this cost in errors.
+        What takes this time, as errors name it.
     lasts : range
         The last gradients of the groups.
 
@@ -689,10 +689,8 @@ def _group_times_s(
     times_s = np.zeros(sizes.shape)
     times_s[is_group] = seconds(sizes[is_group])
     if not np.all(times_s >= 0):
-        raise UserError(
-            f"the {name} cost is negative at some message size: "
-            "fit it on smaller messages"
-        )
+        row_and_column = np.unravel_index(np.argmin(times_s), times_s.shape)
+        raise NegativeCostError(name, sizes[row_and_column])
     return times_s
 
 

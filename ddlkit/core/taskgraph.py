@@ -1105,6 +1105,12 @@ def _no_such_task(graph: TaskGraph, what: str) -> UserError:
         )
     similar = difflib.get_close_matches(what, [*kinds, *classes], n=1)
     guess = f"did you mean {similar[0]!r}? Otherwise " if similar else ""
+    # The name is right, and similar names mean something else.
+    if what == "cpu":
+        guess = (
+            "this resource has tasks only with measured times of the input (--inputs), under a "
+            "framework that decodes pictures: give these, or "
+        )
     return UserError(
         f"there is no task {what!r}: {guess}use a kind ({', '.join(kinds)}), a "
         f"resource ({', '.join(classes)}), {layers}or {ranks}"

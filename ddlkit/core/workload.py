@@ -534,6 +534,14 @@ class LayerProfile:
                     f"layer {name}: cannot be {factor:g} times as large: use one > 0"
                 )
             factor_of_tensor[is_meant] *= factor
+        # Larger numbers do not fit the integers to which they are rounded.
+        sizes = np.maximum(self.parameters, self.gradient_bytes)
+        largest = float(np.max(factor_of_tensor * sizes))
+        if largest > MOST_WHOLE:
+            raise UserError(
+                f"a tensor would have {largest:.3g} elements or bytes, more than "
+                f"{MOST_WHOLE:.0e}: use a smaller factor"
+            )
         return replace(
             self,
             parameters=_at_least_1(factor_of_tensor * self.parameters),

@@ -122,11 +122,14 @@ def ddp(iteration: Iteration, torch: str) -> str:
     """
     collective = iteration.cost.collective
     if collective != "all_reduce":
-        raise UserError(f"a cost of {collective}: DDP sends all_reduce: fit that")
+        raise UserError(
+            f"a cost of {collective}: DDP sends all_reduce: fit a cost of all_reduce"
+        )
     if iteration.workload.has_several_types:
         raise UserError(
             "gradients of several types: DDP applies bucket_cap_mb_list to each type "
-            "anew, so a list cannot describe this plan: set bucket_cap_mb"
+            "anew, so a list cannot describe this plan: set the parameter bucket_cap_mb of "
+            "DistributedDataParallel, which is the size of a bucket of any type, instead"
         )
     document = {
         "torch": torch,

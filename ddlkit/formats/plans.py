@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -28,36 +29,53 @@ def read_plan(path: Path | str) -> FusionPlan:
     Raises
     ------
     UserError
-        If the file is not such JSON, or if the groups do not contain every tensor once,
-        from the last one to the first.
+        If the file is not such JSON, or if the groups do not contain every tensor once.
     """
     path = Path(path)
     advice = "write it by ddlkit plan --json"
     document = files.read_json(path, advice)
     groups: Any = document.get("groups") if isinstance(document, dict) else None
-    if not _is_list_of_groups(groups):
-        raise UserError(f"{path}: not a plan: it has no groups: {advice}")
+    problem = _problem_of_groups(groups)
+    if problem:
+        raise UserError(f"{path}: not a plan: {problem}: {advice}")
     # A plan that does not name its planner is called like its file.
     planner = str(document.get("planner", path.stem))
     # A FusionPlan counts tensors in ready order, from the last one, and has the exclusive
-    # end of each group. Only the sizes of the groups in the file are needed for it.
+    # end of each group.
     ends = tuple(accumulate(len(group) for group in groups))
-    plan = FusionPlan(planner, ends)
-    # The groups that the file must have: the tensors of each, numbered in forward order.
-    for number, expected in enumerate(plan.forward_groups()):
-        group = groups[number]
-        # Within a group, tensors may be listed from the last to the first or reversed.
-        if group not in (expected, expected[::-1]):
-            raise UserError(
-                f"{path}: group {number} (counted from 0) is {shown(group)}, but the groups "
-                f"of a plan have every tensor once, from the last to the first, so that "
-                f"{shown(expected)} belongs there: {advice}"
-            )
-    return plan
+    last = ends[-1] - 1
+    # A group is one message, so that the order of the tensors within a group does not matter.
+    order = tuple(last - tensor for group in groups for tensor in sorted(group)[::-1])
+    # A plan in ready order states no order of its own.
+    if order == tuple(range(ends[-1])):
+        return FusionPlan(planner, ends)
+    return FusionPlan(planner, ends, order=order)
 
 
-def _is_list_of_groups(groups: Any) -> bool:
-    """Return whether a value is a list of lists, none of which is empty."""
+def _problem_of_groups(groups: Any) -> str:
+    """Return in words why a value does not have every tensor once, "" if it does.
+
+    The value should be a list of groups, each of which is a list of tensors that is not empty.
+    Tensors are whole numbers from 0.
+    """
     if not isinstance(groups, list) or not groups:
-        return False
-    return all(isinstance(group, list) and group for group in groups)
+        return 'it has no groups, as in {"groups": [[2], [1, 0]]}'
+    for number, group in enumerate(groups):
+        if not isinstance(group, list) or not group:
+            return f"group {number} (counted from 0) is {shown(group)}, and no list of tensors"
+    tensors = [tensor for group in groups for tensor in group]
+    for tensor in tensors:
+        # JSON also has true and false, which count as whole numbers in Python.
+        if type(tensor) is not int or tensor < 0:
+            return (
+                f"a group has {shown(tensor)}: groups have the numbers of tensors, counted from "
+                "0 in forward order"
+            )
+    several = [tensor for tensor, times in Counter(tensors).items() if times > 1]
+    if several:
+        return f"tensor {min(several)} (counted from 0) is in the groups more than once"
+    # If no tensor is missing, the numbers are those below the number of tensors.
+    missing = set(range(len(tensors))) - set(tensors)
+    if missing:
+        return f"tensor {min(missing)} (counted from 0) is in none of the groups"
+    return ""

@@ -176,7 +176,7 @@ def refuse_json(text: str, file: str) -> None:
     if re.match(r'\s*\{\s*"form"', text):
         raise UserError(
             f"{file}: is a cost that ddlkit fit wrote, and no table of measured times: "
-            "give it by --cost, or give measured times"
+            "give it to ddlkit predict by --cost, or give measured times"
         )
     if '"traceEvents"' in text:
         raise UserError(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddlkit.core.cost import from_dict
+from ddlkit.core.cost import FORMS, from_dict
 from ddlkit.core.errors import UserError
 from ddlkit.core.plan import DDP_BUCKET_BYTES
 from ddlkit.core.sparse import SELECTION_FORMS, SelectionCost, SelectionTimes
@@ -87,6 +87,11 @@ class NoSuchRowsError(UserError):
     among : dict of str to object, optional
         To which rows ``values`` belong, as in ``{"ranks": 4}`` for the rows with 4 ranks. By
         default they belong to all rows of the table.
+    option : str, optional
+        The name of the command's option that chooses a value, without the dashes. By default
+        the error names no option.
+    not_given : collection of str, optional
+        The columns of ``among`` whose value the user did not choose.
 
     Attributes
     ----------
@@ -103,26 +108,30 @@ class NoSuchRowsError(UserError):
         value: Any,
         values: Sequence[Any],
         among: Mapping[str, Any] = MappingProxyType({}),
+        option: str | None = None,
+        not_given: Collection[str] = (),
     ) -> None:
         self.key = key
         self.listed = _listed(values)
+        flag = f"--{option} " if option else ""
         if among:
             condition = " and ".join(f"{name} {given}" for name, given in among.items())
+            choice = self.listed if len(values) == 1 else "one of these"
             message = (
                 f"no row with {condition} has {key} {value}: the rows with {condition} have "
-                f"{key} {self.listed}: choose this {key}, or another value of "
-                f"{' or '.join(among)}"
+                f"{key} {self.listed}: choose {choice}"
             )
+            given_keys = [name for name in among if name not in not_given]
+            if given_keys:
+                message += f", or another value of {' or '.join(given_keys)}"
         elif len(values) == 1:
             message = (
                 f"no row with {key} {value}: the rows have {key} {self.listed}: give "
-                f"{self.listed}, or leave the option out"
+                f"{flag}{self.listed}, or leave {'it' if option else 'the option'} out"
             )
         else:
-            message = (
-                f"no row with {key} {value}: the rows have {key} {self.listed}: choose one of "
-                "these"
-            )
+            choice = f"one of these with {flag.rstrip()}" if flag else "one of these"
+            message = f"no row with {key} {value}: the rows have {key} {self.listed}: choose {choice}"
         super().__init__(f"{path}: {message}")
 
 
@@ -196,6 +205,7 @@ def choose(
     path: Path | str,
     absent: Collection[str] = (),
     options: Mapping[str, str] = MappingProxyType({}),
+    not_given: Collection[str] = (),
 ) -> tuple[DataFrame, dict[str, Any]]:
     """Choose the rows of a table that have one value in each of some columns.
 
@@ -216,6 +226,9 @@ def choose(
     options : dict of str to str, optional
         The name of the option, without the dashes, of each column whose option has another
         name than the column.
+    not_given : collection of str, optional
+        The columns whose wanted value is a default, and not the user's. Errors do not advise
+        to choose another one.
 
     Returns
     -------
@@ -231,9 +244,7 @@ def choose(
         is wanted.
     """
     table = frame
-    chosen = {}
-    # The chosen values that have narrowed the table so far.
-    narrowed_by: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     present = [key for key in keys if key in frame.columns]
     # One column after the other narrows the table, so that a column may have several
     # values in the table and only one in the rows that are left. Columns with a wanted
@@ -255,17 +266,43 @@ def choose(
                 f"the column with {value}, or leave --{option} out"
             )
         elif value not in values:
+            # Values that no row has together with the other wanted values would be refused, too,
+            # so the error lists only values of rows that have these.
+            others = {name: wanted[name] for name in with_value if name != key}
+            fitting = _rows_with(table, others)
+            if fitting.empty:
+                # The other values do not go together. The error is then only about the value of
+                # this column, and those that were chosen before.
+                fitting = frame
+                others = {name: chosen[name] for name in others if name in chosen}
+            values = fitting[key].drop_duplicates().tolist()
+            # Values by which no row is left out do not matter, and the error leaves them out.
+            narrowing = {
+                name: given
+                for name, given in others.items()
+                if table[name].nunique() > 1
+            }
+            # If the whole table has the same values, its error needs no condition.
             values_of_table = table[key].drop_duplicates().tolist()
-            # If no row of the whole table has the value, the other wanted values do not matter,
-            # and the error leaves them out. Otherwise it says which rows lack the value.
-            if value not in values_of_table:
-                raise NoSuchRowsError(path, key, value, values_of_table)
-            raise NoSuchRowsError(path, key, value, values, among=narrowed_by)
+            raise NoSuchRowsError(
+                path,
+                key,
+                value,
+                values,
+                among={} if values == values_of_table else narrowing,
+                option=options.get(key),
+                not_given=not_given,
+            )
         chosen[key] = value
-        if len(values) > 1:
-            narrowed_by[key] = value
         frame = frame[frame[key] == value]
     return frame, {key: chosen[key] for key in present}
+
+
+def _rows_with(table: DataFrame, values: Mapping[str, Any]) -> DataFrame:
+    """Return the rows of a table that have given values in the columns ``values``."""
+    for name, value in values.items():
+        table = table[table[name] == value]
+    return table
 
 
 def _only_value(
@@ -414,14 +451,20 @@ def _refuse_wrong_times(frame: DataFrame, path: Path) -> None:
     ``frame`` was read by the schema, which has refused negative numbers and NaN.
     """
     for name in ("forward_s", "backward_s"):
+        advice = ""
+        if name == "forward_s":
+            advice = ", or delete the column and give --forward-s"
         # The sum is 0 only if all times are.
         if not frame[name].sum() > 0:
             raise UserError(
-                f"{path}: column {name}: all times are zero: measure the layers again"
+                f"{path}: column {name}: all times are zero: measure the layers again{advice}"
             )
     # Every row repeats the time of the update of the whole model.
     if frame["update_s"].nunique() > 1:
-        raise UserError(f"{path}: column update_s: differs between rows of one profile")
+        raise UserError(
+            f"{path}: column update_s: differs between rows of one profile: give every row the "
+            "time of the update of the whole model"
+        )
 
 
 def _types_of(frame: DataFrame) -> tuple[str, ...]:
@@ -698,6 +741,11 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
     if [path.suffix for path in paths] == [".json"]:
         # The second argument ends the error for a file that is not JSON.
         described = read_json(paths[0], ADVICE_ON_SELECTION_COST)
+        if _is_cost_of_messages(described):
+            raise UserError(
+                f"{paths[0]}: is a cost of messages, and no cost of selection: "
+                f"{ADVICE_ON_SELECTION_COST}"
+            )
         try:
             return from_dict(described, SELECTION_FORMS, ADVICE_ON_SELECTION_COST)
         except UserError as error:
@@ -715,6 +763,15 @@ def read_selection(paths: Sequence[Path], density: float) -> SelectionCost:
             f"{measured_densities[-1]:g}, or add a table with times at {density:g}"
         )
     return _median_times(rows, tables)
+
+
+def _is_cost_of_messages(described: Any) -> bool:
+    """Return whether a document of JSON describes the cost of a message, and not of a selection."""
+    form = described.get("form") if isinstance(described, dict) else None
+    if not isinstance(form, str) or form not in FORMS:
+        return False
+    # Some forms are those of both costs, but only messages have a collective.
+    return form not in SELECTION_FORMS or "collective" in described
 
 
 def _selector_rows(paths: Sequence[Path]) -> DataFrame:
@@ -749,8 +806,8 @@ def _median_times(rows: DataFrame, paths: Sequence[Path]) -> SelectionTimes:
     by_density_and_size = medians.unstack().dropna(axis=1)
     if by_density_and_size.shape[1] < LEAST_SIZES_OF_SELECTION:
         raise UserError(
-            f"{paths[0]}: fewer than {LEAST_SIZES_OF_SELECTION} sizes of {SELECTOR} were measured "
-            "at every density: add tables of other sizes"
+            f"{paths[0]}: {SELECTOR}, which selects the largest gradients, was measured with "
+            f"fewer than {LEAST_SIZES_OF_SELECTION} sizes at every density: add tables of other sizes"
         )
     return SelectionTimes(
         elements=by_density_and_size.columns.to_numpy(float),

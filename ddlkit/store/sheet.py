@@ -181,8 +181,8 @@ def columns_in_words(header: Sequence[str]) -> str:
     Returns
     -------
     str
-        The first names, separated by commas, and how many more there are. Long names are
-        cut.
+        The first names, separated by commas, and how many more there are. The end of a long
+        name is replaced by "…".
 
     Examples
     --------
@@ -190,7 +190,11 @@ def columns_in_words(header: Sequence[str]) -> str:
     'bytes, rate'
     """
     # The first names show what kind of table a file is.
-    first = ", ".join(name[:MOST_OF_A_NAME] for name in header[:MOST_COLUMNS_NAMED])
+    shortened = [
+        name if len(name) <= MOST_OF_A_NAME else f"{name[:MOST_OF_A_NAME]}…"
+        for name in header[:MOST_COLUMNS_NAMED]
+    ]
+    first = ", ".join(shortened)
     n_more = len(header) - MOST_COLUMNS_NAMED
     return f"{first} and {n_more} more" if n_more > 0 else first
 
