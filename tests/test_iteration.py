@@ -129,7 +129,7 @@ def test_an_iteration_is_the_maximum_of_linear_functions(spec: str) -> None:
 
 def test_impossible_workloads_costs_and_plans_are_refused() -> None:
     workload = Workload.from_arrays(1, [1, 1], [10, 10])
-    with pytest.raises(UserError, match="negative at 10 bytes"):
+    with pytest.raises(UserError, match="10 bytes is negative"):
         predict(workload, planning.none(workload), AlphaBeta(-1, 0))
     with pytest.raises(UserError, match="for 3 tensors, but the layer profile has 2"):
         predict(workload, planning.FusionPlan("x", (3,)), AlphaBeta(0, 0))

@@ -1459,13 +1459,9 @@ def _rows_of_messages(
 
     # With --assume-ring, --ranks is the number to predict for. It need not have been measured,
     # and says nothing about the files.
-    is_number_after = _assumes_ring_of_ranks(arguments)
-    ranks_in_files = None if is_number_after else arguments.ranks
+    ranks_in_files = None if _assumes_ring_of_ranks(arguments) else arguments.ranks
     frames = []
     for path in paths:
-        if_ranks_unknown = "give their number with --ranks"
-        if is_number_after:
-            if_ranks_unknown = _how_to_state_ranks(arguments, path)
         frame = read_collectives(
             path,
             collective=arguments.collective,
@@ -1475,7 +1471,7 @@ def _rows_of_messages(
             table=arguments.table,
             # What `read_collectives` notes are doubts about the file, which are warnings here.
             notes=warnings,
-            if_ranks_unknown=if_ranks_unknown,
+            if_ranks_unknown=_how_to_state_ranks(arguments, path),
             if_collective_unnamed=arguments.collective or "all_reduce",
         )
         warnings += _doubts_of_unit(path, frame)
@@ -1484,17 +1480,16 @@ def _rows_of_messages(
 
 
 def _how_to_state_ranks(arguments: argparse.Namespace, path: Path) -> str:
-    """Return how to say between how many ranks the times in a file were measured, in words.
-
-    The words are for predict and plan with --assume-ring, where --ranks is the number of ranks
-    to predict for.
-    """
+    """Return how to say between how many ranks the times in a file were measured, in words."""
+    # In what-if, the number to predict for is --gpus.
+    if not _assumes_ring_of_ranks(arguments):
+        return "give their number with --ranks"
     reason = (
         "because with --assume-ring the option --ranks is the number to predict for"
     )
     # Only this strategy takes no --cost.
     if getattr(arguments, "strategy", None) == "fsdp":
-        return f"give a CSV with the columns bytes, seconds and ranks, {reason}"
+        return f"give a CSV with the columns collective, bytes, seconds and ranks, {reason}"
     return (
         f"{reason}, first run ddlkit fit {path} --form alpha_beta --ranks N --json > cost.json, "
         "where N is the number of ranks between which they were measured, and then give --cost "
@@ -2109,12 +2104,16 @@ def _tables_by_collective(
         )
     # With --assume-ring, --ranks is the number to predict for, which a table need not have.
     ranks = None if arguments.assume_ring else arguments.ranks
-    # `_collectives_in` calls `read` with a file and a collective.
-    read = functools.partial(
-        read_collectives, ranks=ranks, place=arguments.place, table=arguments.table
-    )
     tables: dict[str, list[Path]] = {collective: [] for collective in collectives}
     for path in store.expand_tables(patterns):
+        # `_collectives_in` calls `read` with a file and a collective.
+        read = functools.partial(
+            read_collectives,
+            ranks=ranks,
+            place=arguments.place,
+            table=arguments.table,
+            if_ranks_unknown=_how_to_state_ranks(arguments, path),
+        )
         for collective in _collectives_in(path, collectives, read):
             tables[collective].append(path)
     for collective, paths in tables.items():
