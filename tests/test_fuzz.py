@@ -24,11 +24,11 @@ assert (
 INPUTS = int(os.environ.get("DDLKIT_FUZZ", "0"))
 """So many in all, if given: 50000 for a night. Else 400, and 20,000 with --long."""
 SHARES = {
-    "import": 0.28,
+    "import": 0.2,
     "predict": 0.34,
     "timeline": 0.12,
     "fit": 0.08,
-    "campaign": 0.08,
+    "campaign": 0.16,
     "scale": 0.1,
 }
 

@@ -101,8 +101,9 @@ def _parsed(
         the unit is unknown.
     """
     match = _NUMBER_AND_UNIT.match(text)
-    # A text that is a number without its first minus is a negative number.
-    if not match and _NUMBER_AND_UNIT.match(text.replace("-", "", 1)):
+    # A text that is a number behind a minus is a negative number.
+    unsigned_text = text.strip().removeprefix("-")
+    if not match and _NUMBER_AND_UNIT.match(unsigned_text):
         raise UserError(f"{what} {text!r} must not be negative")
     if not match:
         raise UserError(

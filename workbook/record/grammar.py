@@ -161,9 +161,9 @@ def _checked(value: Any, check: Check | Many) -> Any:
             return [_checked(element, check.check) for element in values]
         except UserError as error:
             # A list may have been meant, but not be written as one.
-            if values is value:
+            if "," not in str(value) or values is value:
                 raise
-            raise UserError(f"{error} (or a list of such values)") from None
+            raise UserError(f"{error} (a list is written as [a, b])") from None
     try:
         return check(value)
     except (ValueError, UserError) as error:
