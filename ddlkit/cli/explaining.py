@@ -335,7 +335,7 @@ def _head_of_causes(explanation: Any, *, any_shown: bool) -> str:
     if explanation.waterfall:
         return _line("without", _head_of_gains(explanation))
     # There is no waterfall if only the trace of one rank was given. The only cause is then
-    # waiting, with bounds in place of an interval, as in "at least 90 ms (at most 10 ms)".
+    # waiting, with bounds in place of an interval, as in "at least 90 ms (gain at most 10 ms)".
     return _line("without", "the iteration would take (gain)")
 
 
@@ -363,7 +363,7 @@ def _bounds_of_waiting(explanation: Any, waiting: Any) -> str:
     # If iterations scatter, the interval of the gain can end above the median iteration. The time
     # that is left is then 0.
     least_s = max(0.0, explanation.iteration_s - most_gained_s)
-    return f"at least {_ms(least_s)} (at most {_ms(most_gained_s)}{origin})"
+    return f"at least {_ms(least_s)} (gain at most {_ms(most_gained_s)}{origin})"
 
 
 def _removals_in_turn(waterfall: Sequence[tuple[str, float]]) -> str:
