@@ -286,8 +286,8 @@ def _refuse_options_of_measuring(arguments: argparse.Namespace) -> None:
     if given:
         verb, pronoun = ("has", "it") if len(given) == 1 else ("have", "them")
         raise UserError(
-            f"{' and '.join(given)} {verb} an effect with --model only, and tables are not "
-            f"measured: leave {pronoun} out"
+            f"{' and '.join(given)} {verb} an effect with --model only, because nothing is "
+            f"measured if tables are given: leave {pronoun} out"
         )
 
 

@@ -1456,14 +1456,15 @@ class _Work:
     def done_s(self, instant_s: float) -> float:
         """Return when all work was done that had been launched until ``instant_s``.
 
-        The result is in seconds. Without a GPU, the work is done at that instant. If no
-        kernel had been launched until then, the result is the start of the first kernel, so
-        that the time before this kernel counts for no gradient and no phase.
+        The result is in seconds. Without a GPU, the work is done at that instant. Callers
+        subtract two results from each other, to tell how long the work between two instants took.
         """
         if not self.kernels:
             return instant_s
         n_launched = bisect_right(self.launched_s, instant_s)
         if n_launched == 0:
+            # All instants before the first launch have the same result, so that the time between
+            # two of them counts as no work.
             return self.kernels[0].start_s
         # The latest end of all kernels so far, which need not be that of the last one.
         return float(self.latest_end_s[n_launched - 1])

@@ -680,11 +680,11 @@ def _refuse_wrong_replay(compared: Comparison) -> None:
 def _refuse_large_lags(compared: Comparison) -> None:
     """Raise UserError if iterations would change much if no rank had a lag.
 
-    A lag is the time from the end of a message until a rank that waits for it goes on. The
-    replay copies the lags from the trace, with everything between ranks that it does not
-    model. So it reproduces an iteration even where its model is wrong, and a small error of
-    the replay does not show that the model is right. Large lags show that the model leaves much
-    out.
+    A lag is the time from the end of a message until a rank that waits for it goes on. All
+    that happens between ranks and is not modelled is part of the lags, which the replay copies
+    from the trace. So the replay comes close to the trace even where the model is wrong, and its
+    error is no test of the model. The size of the lags is such a test: if they are large, the
+    model leaves much out.
     """
     if compared.lag_share > MOST_LAG:
         raise UserError(
@@ -1154,7 +1154,7 @@ def _waterfall(
     steps = [("nothing", compared.iteration_s)]
     gained_s = 0.0
     # The broadcasts of a model's buffers are removed last. Other removals subtract arrays of
-    # times with a column for each of K messages, which do not fit a schedule that lacks these
+    # times with a column for each message, which do not fit a schedule that lacks these
     # broadcasts.
     order = [name for name in removals if name != "buffers"]
     order += [name for name in removals if name == "buffers"]
@@ -1666,6 +1666,9 @@ def _gains_of_plan_s(
 def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
     """Return bounds of what waiting costs, which is all that one rank's trace tells.
 
+    At least nothing can be gained, if the rank waits for other ranks, which compute all the time.
+    At most all waiting can be gained, if all of it is the time of messages.
+
     Parameters
     ----------
     trace : RankTrace
@@ -1691,15 +1694,15 @@ def bounds(trace: RankTrace, iterations: Sequence[int] = ()) -> Explanation:
             "training of two or more ranks"
         )
     # The trace is replayed as if this rank had trained alone. No message then waits for
-    # another rank, so that all waiting counts as time of messages, and is gained if these
-    # take none. One iteration is enough for bounds.
+    # another rank, so that all waiting counts as time of messages. A replay in which messages
+    # take no time then saves all waiting, which is the upper bound. One iteration is enough.
     alone = training_of([replace(trace, rank=0, ranks=1)], least_iterations=1)
     judged = _judged(alone, iterations)
     compared = Comparison.of(alone, judged)
     schedule = alone.schedule
     compute_s = _typical_work_s(schedule, judged)
-    # Time that the rank does not work is exposed. Both terms are medians over iterations,
-    # whose difference can be below 0.
+    # Time that the rank does not work is exposed. `iteration_s` and `compute_s` are medians over
+    # iterations, each its own, so that their difference can be below 0.
     exposed_s = max(0.0, compared.iteration_s - compute_s)
     waiting = _waiting(schedule, compared)
     n_judged = int(judged.sum())

@@ -602,19 +602,19 @@ def _broadcasts_of_buffers(
 def _waited_at_once(
     traces: Sequence[RankTrace], numbers: range, phase: str
 ) -> list[Segment]:
-    """Return the segments of messages that a rank waits for as soon as it posted them.
+    """Return the posts and the waits of messages, in the order in which every rank has them.
 
+    Ranks post a few messages together, and wait for all of these before they post more.
     ``numbers`` are those of the messages. Two messages are posted together if some rank
     posted the second one before the first one had ended: that rank cannot have waited
-    between the two. The waits for messages that are posted together follow the last of
-    their posts.
+    between the two. One such rank is enough, because all ranks run the same program.
     """
     segments: list[Segment] = []
     # The numbers of the messages that have been posted and are not waited for yet.
     together: list[int] = []
     for k in numbers:
-        # Unless message k is posted together with the one before, ranks first wait for
-        # all that were posted so far.
+        # Unless message k is posted together with the one before, ranks first wait for all
+        # messages that they have posted so far.
         if together and not _posted_together(traces, k - 1):
             segments += [Segment(phase, WAIT, earlier) for earlier in together]
             together = []
@@ -656,13 +656,14 @@ def _work_of_iteration_s(
 ) -> tuple[Floats, Floats]:
     """Return how long a rank works in each segment of an iteration, shape (S,).
 
-    The second result, of the same shape, is how much of this work copies gradients into
-    or out of buckets. Both are in seconds.
+    A segment is work that ends with an action: the rank posts a message, or waits for one, or
+    goes on to the next segment. The second result, of the same shape, is how much of this work
+    copies gradients into or out of buckets. Both are in seconds.
     """
     work_s = np.zeros(len(segments))
     copies_s = np.zeros(len(segments))
     # When the bucket of each message has been copied back into the gradients. The rank then
-    # begins to wait for the next message of backward.
+    # begins to wait for the next message of backward, so that the segment before this wait ends.
     copied_until_s = _copied_until_s(iteration)
     ends_s = _ends_of_segments_s(iteration, segments, copied_until_s)
     now_s = iteration.start_s
@@ -678,7 +679,8 @@ def _work_of_iteration_s(
         if _only_copies_back(segment, end_s, iteration):
             copies_s[s] = work_s[s]
         now_s = end_s
-        # If the rank then waits for a message, the next segment begins when this has ended.
+        # If the rank then waits for a message, the next segment begins when that message
+        # has ended.
         if segment.action == WAIT:
             now_s = max(now_s, iteration.messages[segment.message].ended_s)
     return work_s, copies_s

@@ -179,9 +179,11 @@ def _devices_of(rows: pd.DataFrame) -> str:
 def _merged_message() -> Result:
     """Compare two all-gathers with one of twice the size, on the links of labs.
 
-    A sample is one or more messages that are timed together. The lab's shaper, which limits
-    the rate of a link, lets the first bytes of a sample through at any rate. This favours
-    samples of few bytes. So only samples that send equally many bytes in all are judged.
+    By omgs Eq 11, two all-gathers take longer than one of twice the size: the
+    ratio of their times is above 1. A sample is one or more messages that are timed together.
+    The lab's shaper, which limits the rate of a link, lets the first bytes of a sample through at
+    any rate. This favours samples of few bytes. So only samples that send equally many bytes in
+    all are judged, such as four messages of 1 MiB and two of 2 MiB.
     """
     rows = source.everywhere("collectives")
     # The name of a lab's link begins with "lab:" if the kernel limits its rate, and with
@@ -194,8 +196,8 @@ def _merged_message() -> Result:
     of_equal_bytes = doubled(lab, as_many_bytes=True)
     of_any_bytes = doubled(lab)
     loopback = doubled(rows.query("link == 'loopback'"))
-    # The links and the sizes in bytes that are judged. The note's ranks and machines are written
-    # out, as they are in the recordings.
+    # The links and the sizes in bytes that are judged. The numbers of ranks and machines in the
+    # note are fixed text, which is true of the present recordings.
     _places, links, _ranks, sizes = of_equal_bytes.index.levels
     note = (
         f"{', '.join(links)}, 2 or 4 ranks on one of two machines, halves of "

@@ -286,8 +286,8 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
         units
             The hidden units of the LSTM, or 0 for another network.
         variant
-            The all-gathers of a message, "one" or "both", and the rule, "Algorithm 1" or
-            "its rule" (that of the code).
+            The all-gathers of a message, "one" or "both" (one for the values and one for the
+            indices), and the rule, "Algorithm 1" or "its rule" (that of the code).
         messages
             The number of messages.
     """
@@ -297,8 +297,9 @@ def message_counts(network: str, compute_s: float = 0) -> pd.DataFrame:
         recorded_shares(network), unstated(network)
     ):
         # The recorded LSTM has another number of units than most cases. So the size of each
-        # recorded tensor is replaced by that of the same tensor in the case. Tensors that are
-        # equally large in the recording are so in the case, too.
+        # recorded tensor is replaced by the size of the same tensor in the case. The tensor is
+        # found by its recorded size, because tensors that are equally large in the recording are
+        # equally large in the case, too.
         size_in_case = dict(zip(tensors(network), case.tensor_elements, strict=True))
         elements = [size_in_case[size] for size in recorded_elements]
         gathers_used = "one" if case.gathers == 1 else "both"

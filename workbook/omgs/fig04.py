@@ -729,12 +729,14 @@ def _deep_exposed() -> Result:
     ratios = {
         # In the code, a selection from d elements takes gamma d log2 d.
         "the code's gamma without the density": times.exposed_ratio(),
-        # Eq 10 has the density as a further factor, so that next to nothing is left of
-        # selecting, and of what OMGS-SGD saves by it.
+        # Eq 10 has the density as a further factor. Selecting then takes almost no time, and
+        # OMGS-SGD saves almost none by selecting faster.
         "Eq 10, with the density": times.exposed_ratio(factor=DENSITY),
     }
     readings = {}
+    # The values are those at both ends of the range from which each printed time was rounded.
     for reading, values in ratios.items():
         readings[reading] = own([(float(values.min()), float(values.max()))], "")
-    # The other claim, of the computing time, follows from this one (`_DeepTimes`).
+    # Where one of this claim and that of the computing time holds, the other holds as well: the
+    # one follows from the other by Eq 4 (`_deep_computing`).
     return claims.by_readings(readings, times.note(other_claim="computing"))

@@ -499,8 +499,10 @@ class _Session:
     def _save(self) -> None:
         """Save the table of outcomes and the vitals, if the session is isolated.
 
-        Vitals are samples of the machine's load, clocks, temperature and power. A session
-        that is not isolated ends at the first failure and needs neither table.
+        Vitals are samples of the machine's load, clocks, temperature and power. Points of an
+        isolated session are measured in a child process, and a point that fails or is slow does
+        not end the session. The two tables say afterwards what happened. A session that is not
+        isolated ends at its first failure, takes no vitals and needs neither table.
         """
         if not self.rows or not self.isolate:
             return
@@ -509,8 +511,8 @@ class _Session:
         outcomes = pd.DataFrame([asdict(row) for row in self.rows.values()])
         save(out / "outcomes.csv", outcomes, "outcomes")
         sampled = self.sampler.frame() if self.sampler else pd.DataFrame()
-        # Vitals explain how long points took. So they are not saved while no row has such a
-        # time, whether of this session or of an earlier one.
+        # Vitals explain how long points took. So they are saved once the table of outcomes,
+        # which also has the points of earlier sessions, has the time of some point.
         has_times = any(row.seconds for row in self.rows.values())
         if len(sampled) and has_times:
             number = self.worker_here.session_number
