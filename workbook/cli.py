@@ -296,10 +296,11 @@ replay (iterations whose layers sleep as long as they were measured to compute),
 input (reading and decoding of pictures), estimators (PyTorch's own cost models), and all.
 Of the suite quick, all stands for layers, collectives, slowdown, training and replay of a few
 networks. The other suites also measure drift (the speed of the processor or GPU at the start and at
-the end, where s1 is the first session), peaks (products of matrices), selection (how long the
-largest gradients are searched, d1000 among 1000), and on GPUs contention and sharing (kernels and
-training next to a stand-in for messages). straggling is traces of trainings with known delays.
-It is written into data/straggling, takes no option but --out, and begins anew if it was interrupted."""
+the end, where s1 is the first session), peaks (products of matrices), selection (how long it
+takes to find the largest of many gradients, d1000 among 1000), and on GPUs contention and
+sharing (kernels and training next to a stand-in for messages). straggling is traces of trainings
+with known delays. It is written into data/straggling, takes no option but --out, and begins anew if it was
+interrupted."""
 STRAGGLING = "straggling"
 _PREDICT = """Measure the messages of the emulated links and write down what the models
 predict, before anything is replayed or trained. No case is run."""
@@ -485,6 +486,11 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
     UserError
         If an option is given that has no effect here.
     """
+    if arguments.dry_run:
+        raise UserError(
+            f"--dry-run does not list {STRAGGLING}: leave it out only to record, which begins "
+            "anew in data/straggling, or in the directory of --out"
+        )
     # A file in data/straggling has all settings of these recordings except for their directory.
     refuse_given(
         arguments,
@@ -494,7 +500,6 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
             "networks",
             "predict",
             "budget",
-            "dry_run",
             "pack",
             "ignore_load",
         ],

@@ -356,7 +356,7 @@ _WORDS_OF_ASSUMED = {
     "device = unknown": "an unknown device",
     "flops = 0": "no FLOP counts",
     "layer = its tensor": "a layer for each tensor",
-    "parameters = gradient_bytes / 4": "4 bytes for each parameter",
+    "parameters = gradient_bytes / 4": "a parameter for every 4 bytes of gradients",
     "precision = fp32": "precision fp32",
     "ranks = 1": "one process that computed while the profile was measured (this is "
     "--profile-ranks, and not --ranks)",
@@ -1114,7 +1114,7 @@ def _how_to_fit_line(cost: Any) -> str:
 
     The times are those to which ``cost`` was fitted.
     """
-    how = "fit the times of its messages anew by ddlkit fit --form alpha_beta --ranks"
+    how = "fit the times of its messages anew by ddlkit fit FILE --form alpha_beta --ranks"
     if cost.workers is not None:
         return f"{how} {cost.workers} --json"
     return f"{how} N --json, where N is the number of ranks between which they were measured"

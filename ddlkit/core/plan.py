@@ -957,8 +957,8 @@ def _cuts(workload: Workload, cost: MessageCost | None, text: str) -> FusionPlan
     ends = _read_cuts(text)
     if ends[-1] > workload.n:
         raise UserError(
-            f"plan {shown(f'cuts:{text}')}: the numbers must be in increasing order, each "
-            f"from 1 to {workload.n}, the number of gradients"
+            f"plan {shown(f'cuts:{text}')}: {ends[-1]} is too large, because there are only "
+            f"{workload.n} gradients: use numbers from 1 to {workload.n}"
         )
     # The last group ends with the last tensor, which the user need not write.
     if ends[-1] != workload.n:

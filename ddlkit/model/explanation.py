@@ -1649,7 +1649,8 @@ def _plans_of_other_buckets(buckets: Buckets) -> dict[str, FusionPlan]:
     for setting, plan in plans.items():
         if plan.ends not in listed:
             listed.append(plan.ends)
-            others[f"{setting}: {len(plan.ends)} messages"] = plan
+            noun = "message" if len(plan.ends) == 1 else "messages"
+            others[f"{setting}: {len(plan.ends)} {noun}"] = plan
     return others
 
 
