@@ -504,7 +504,7 @@ def test_a_damaged_state_is_a_dead_lab(
         (tmp_path / f"{label}.json").write_text(text)
         assert cli.main(["lab", "status"]) == 0
         ranks = "an unknown number of ranks"
-        shown = f"{label}: dead: {ranks} over an unknown link, owner unknown"
+        shown = f"{label}: dead: {ranks} over an unknown link: run ddlkit lab clean"
         assert shown in capsys.readouterr().out
         assert cli.main(["lab", "down", "--label", label]) == 2
         assert (

@@ -113,6 +113,34 @@ def test_a_file_that_cannot_be_gone_on_from_is_one_line(
     assert not contents(other)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("rec/../../outside.csv", tarfile.REGTYPE),
+        ("rec/link.csv", tarfile.SYMTYPE),
+        ("rec/device.csv", tarfile.CHRTYPE),
+    ],
+)
+def test_an_archive_writes_only_plain_files_into_its_recording(
+    name: str, kind: bytes, tmp_path: Path
+) -> None:
+    file = tmp_path / "rec.tgz"
+    with tarfile.open(file, "w:gz") as archive:
+        for member_name, member_kind in (
+            ("rec/drift-a.csv", tarfile.REGTYPE),
+            (name, kind),
+        ):
+            member = tarfile.TarInfo(member_name)
+            member.type = member_kind
+            member.linkname = "/etc/passwd"
+            archive.addfile(member)
+    out = tmp_path / "here" / "rec"
+    out.mkdir(parents=True)
+    with pytest.raises(UserError, match="is no file of a recording"):
+        restore(out, file)
+    assert [*tmp_path.rglob("*.csv")] == []
+
+
 @pytest.mark.fault(
     fault="the packed file cannot be written",
     injected="a directory in its place, in the middle of a session",

@@ -1011,6 +1011,27 @@ def _refuse_other_recordings(members: Iterable[Path], out: Path, file: Path) -> 
         )
 
 
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Write the files of an archive into a folder and its subfolders.
+
+    Raises TarError if a member is no plain file, or would lie outside of the folder. Python
+    itself can refuse such members only from version 3.11.4 on.
+    """
+    members = archive.getmembers()
+    for member in members:
+        path = Path(member.name)
+        if not member.isfile() or path.is_absolute() or ".." in path.parts:
+            raise tarfile.TarError(f"{member.name} is no file of a recording")
+    for member in members:
+        content = archive.extractfile(member)
+        # Only members that are no files have no content.
+        assert content is not None
+        path = folder / member.name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.read())
+        os.utime(path, (member.mtime, member.mtime))
+
+
 def restore(out: Path, file: Path) -> None:
     """Unpack an archive into a directory that has neither tables nor stamps.
 
@@ -1037,9 +1058,8 @@ def restore(out: Path, file: Path) -> None:
             _refuse_other_recordings(members, out, file)
             if not _tables_and_stamps(out):
                 # The paths of the members begin with the name of `out`, so they are
-                # unpacked into the folder above. The filter refuses members that would
-                # lie outside of it.
-                archive.extractall(out.parent, filter="data")
+                # unpacked into the folder above.
+                _unpack(archive, out.parent)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
         raise UserError(
             f"{file}: is not a whole archive ({error}): name another file"
