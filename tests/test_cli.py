@@ -81,6 +81,77 @@ def run(capsys: Capture, words: str) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
+def screen(capsys: Capture, words: str) -> str:
+    """What a command prints for a person."""
+    capsys.readouterr()
+    assert cli.main(shlex.split(words)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("planner", ["none", "single", "cuts:2,3", "exact"])
+def test_the_screen_of_plan_has_the_messages_of_its_json(
+    planner: str, capsys: Capture
+) -> None:
+    words = f"plan {DENSE} --planner {planner}"
+    groups = run(capsys, words)["groups"]
+    lines = screen(capsys, words).splitlines()
+    first_of_table = 1 + lines.index(
+        "messages in the order in which they are sent, and their first and last tensor:"
+    )
+    rows = [line.split() for line in lines[first_of_table:]]
+    # A row ends with the first and the last tensor of the message, with dots between.
+    ends = [[row[-3], row[-1]] for row in rows]
+    assert ends == [[f"t{group[0]}", f"t{group[-1]}"] for group in groups]
+    assert [int(row[0]) for row in rows] == [*range(len(groups))]
+
+
+def test_the_screen_of_a_comparison_has_a_row_for_each_form(capsys: Capture) -> None:
+    write_times("times.csv", np.geomspace(1024, 2**26, 17).round().astype(int))
+    compared = run(capsys, "fit times.csv --compare --draw fits.png")
+    printed = screen(capsys, "fit times.csv --compare --draw fits.png")
+    for form, errors in compared["forms"].items():
+        row = next(line for line in printed.splitlines() if line.startswith(form))
+        assert f"{errors['median_error']:.2%}" in row
+    assert compared["chosen_form"] in printed and "fits.png" in printed
+
+
+def test_a_similar_choice_is_guessed_and_few_choices_are_all_named(
+    capsys: Capture,
+) -> None:
+    assert_one_line("predikt", "did you mean 'predict'?", capsys)
+    assert_one_line("measure layer", "layers", capsys)
+    assert_one_line(
+        f"export --to dpp {DENSE}", "use one of ddp, inductor, profile", capsys
+    )
+
+
+def test_what_if_says_why_a_task_takes_no_time(capsys: Capture) -> None:
+    """A task without a time may be scaled, but nothing changes by it."""
+    for task, reason in (("update", "update_s"), ("io", "--inputs")):
+        capsys.readouterr()
+        assert cli.main([*WHAT_IF.split(), "--scale", f"{task}=2", "--json"]) == 0
+        printed = capsys.readouterr()
+        assert reason in printed.err
+        assert json.loads(printed.out)["iteration_speedup"] == pytest.approx(1)
+
+
+def test_copies_of_a_table_count_as_those_of_its_size_nearest_to_a_bucket(
+    capsys: Capture,
+) -> None:
+    table = places.RECORDED / "cpu-2x-amd-epyc-suite" / "copies-cpu.csv"
+    rows = store.load_table(table, "copies").query("copy == 'memcpy'")
+    ratios = np.abs(np.log(rows["bytes"] / (25 * 2**20)))
+    nearest = rows[ratios == ratios.min()]
+    copy_s_per_byte = float((nearest["seconds"] / nearest["bytes"]).median())
+
+    without = run(capsys, f"predict {DENSE}")
+    by_table = run(capsys, f"predict {DENSE} --copies {table}")
+    by_number = run(capsys, f"predict {DENSE} --copy-s-per-byte {copy_s_per_byte!r}")
+    assert by_table["iteration_s"] == pytest.approx(by_number["iteration_s"], rel=1e-12)
+    assert by_table["iteration_s"] > without["iteration_s"]
+    assert by_table["contention"]["copy_s_per_byte"] == pytest.approx(copy_s_per_byte)
+
+
 def test_a_cost_is_fitted_to_a_collective_that_only_logs_have(capsys: Capture) -> None:
     """A prediction then refuses it, because no training sends its gradients by it."""
     write_times("times.csv", np.geomspace(1024, 2**26, 9).round().astype(int), ranks=4)
