@@ -43,6 +43,7 @@ SPARSE = "--profile profile.csv --cost gather.json --selection selection.json"
 
 
 FILES = {
+    "unknown_units.csv": "size,time\n1,2\n",
     **{"trace": TRACE, "counts": COUNTS, "text": "hello\n"},
     "negative": COUNTS.replace("1e9", "-1"),
     "nothing": "tensor,parameters,flops\na,10,0\n",
@@ -352,6 +353,8 @@ MISTAKES = {
     "lab --link 1gbit": "lab has no argument --link (see ddlkit lab --help)",
     "lab up --rate=1gbit --seal=1": "lab has no argument --seal (see ddlkit lab --help)",
     f"predict {DENSE} --plan ddp25": "--plan 'ddp25': unknown: did you mean ddp?",
+    f"predict {DENSE} --plan buffer=25MB": "did you mean a plan such as buffer:25MB?",
+    "fit unknown_units.csv": "columns size and time: their units are not known",
     f"plan {DENSE} --planner ddp25": "--planner 'ddp25': unknown: did you mean ddp?",
     f"predict {DENSE} --plan search:3": "--plan 'search:3': write search alone",
     f"advise {DENSE} --html text/page.html": "--html text/page.html: cannot write",

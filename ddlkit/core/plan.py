@@ -824,12 +824,31 @@ def refuse_unknown_plan(name: str, *further: str) -> None:
         return
     # Each planner is shown by its first example, because some need a text after the colon.
     examples = [known.examples[0] for known in PLANNERS.values()]
-    similar = difflib.get_close_matches(name.lower(), [*PLANNERS, *further], n=1)
+    # "buffer=25MB" has an equals sign where a colon is needed.
+    word, equals, _ = name.lower().partition("=")
+    similar = difflib.get_close_matches(word, [*PLANNERS, *further], n=1)
     listed = ", ".join([*examples, *further])
     advice = f"use a name such as {listed} (docs/GLOSSARY.md explains the names)"
     if similar:
-        advice = f"did you mean {similar[0]}? Otherwise {advice}"
+        example = _example_of_plan(similar[0], with_text=bool(equals))
+        # The text of an example is hardly the one that the user wants.
+        meant = f"a plan such as {example}" if ":" in example else example
+        advice = f"did you mean {meant}? Otherwise {advice}"
     raise UserError(f"plan {shown(name)}: unknown: {advice}")
+
+
+def _example_of_plan(name: str, *, with_text: bool) -> str:
+    """Return a plan of a planner as a user can write it, with a text after a colon if possible.
+
+    A name without a planner, and one whose examples have no such text, is returned as it is.
+    """
+    if name not in PLANNERS:
+        return name
+    examples = PLANNERS[name].examples
+    with_colon = [example for example in examples if ":" in example]
+    if with_text and with_colon:
+        return with_colon[0]
+    return examples[0]
 
 
 def check_text_of_plan(spec: str) -> None:

@@ -208,12 +208,11 @@ def read(text: str, file: str, options: MessageOptions) -> MessageTimes:
     )
     # Columns of ranks and collectives with other names get the names of `KEYS`.
     sheet = _with_known_collectives(_with_known_ranks(sheet))
-    size = _only_column(
-        sheet, _sizes(sheet.header), expected="bytes", example="size_mib"
-    )
-    time = _only_column(
-        sheet, _times(sheet.header), expected="seconds", example="time_us"
-    )
+    sizes = _sizes(sheet.header)
+    times = _times(sheet.header)
+    _refuse_two_unknown_units(sheet, sizes, times)
+    size = _only_column(sheet, sizes, expected="bytes", example="size_mib")
+    time = _only_column(sheet, times, expected="seconds", example="time_us")
     frame = _schema(sheet, size, time).frame(sheet, exact=False)
     frame = _in_bytes_and_seconds(sheet, frame, size, time)
     _refuse_slow(sheet, frame, time.name)
@@ -373,6 +372,25 @@ def _times_named(
         first_letter = unit[:1]
         times.append(_Quantity(name, _SECONDS.get(first_letter, _UNKNOWN_UNIT)))
     return times
+
+
+def _refuse_two_unknown_units(
+    sheet: Sheet, sizes: list[_Quantity], times: list[_Quantity]
+) -> None:
+    """Raise UserError if neither the unit of the sizes nor that of the times is known.
+
+    ``sizes`` and ``times`` are the columns of the sheet that may have these. One error names both
+    columns, so that the user can mend the file in one step.
+    """
+    unknown = []
+    for candidates in (sizes, times):
+        if len(candidates) == 1 and candidates[0].unit == _UNKNOWN_UNIT:
+            unknown.append(candidates[0].name)
+    if len(unknown) == 2:
+        raise UserError(
+            f"{sheet.file}: header, columns {' and '.join(unknown)}: their units are not known: "
+            "name them bytes and seconds, or with their units as in size_mib and time_us"
+        )
 
 
 def _only_column(
