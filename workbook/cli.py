@@ -488,8 +488,8 @@ def _record_straggling(arguments: argparse.Namespace) -> Path:
     """
     if arguments.dry_run:
         raise UserError(
-            f"--dry-run does not list {STRAGGLING}: leave it out only to record, which begins "
-            "anew in data/straggling, or in the directory of --out"
+            f"--dry-run cannot list {STRAGGLING}: without --dry-run, the recording begins anew "
+            "in data/straggling, or in the directory of --out"
         )
     # A file in data/straggling has all settings of these recordings except for their directory.
     refuse_given(

@@ -980,7 +980,7 @@ def what_if(arguments: argparse.Namespace) -> None:
     result = {
         "simulated_iterations": ITERATIONS,
         "simulated_tasks": _tasks_of_all_ranks(graph, gpus),
-        "simulated_critical_path_s": graph.longest_path_s,
+        "simulated_longest_chain_s": graph.longest_path_s,
         **_resources_in_words(compared),
         **assumption(communication_after.is_assumed_ring),
         "batch": profile.batch,
